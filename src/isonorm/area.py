@@ -1,0 +1,204 @@
+"""Π, the area: which numbers of an activation are normalized together.
+
+Every area of the survey is one assignment of roles to the four axes of the same view of the input,
+
+    x: (N, C, *)  →  (N, K, c, S),   C = K·c channels in K groups of c, S = the spatial positions
+
+where each axis either separates problems (``b``), holds the features of a problem (``d``) or holds
+its samples (``m``). The view copies nothing: it is strides over the tensor as it lies, NCHW or
+channels_last.
+
+Index legend, here and in every mathematical file: b problems, d features of each, m samples of
+each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+Features = Literal["channels", "groups", "one"]
+
+
+class Block(NamedTuple):
+    """Channels ``start … start + groups · size`` of the input, as ``groups`` groups of ``size``."""
+
+    start: int
+    groups: int
+    size: int
+
+    @property
+    def channels(self) -> slice:
+        return slice(self.start, self.start + self.groups * self.size)
+
+    def view(self, x: Tensor) -> Tensor:
+        """The (N, K, c, S) view of this block of an (N, C, S) tensor."""
+        return x[:, self.channels].unflatten(1, (self.groups, self.size))
+
+    def per_channel(self, vector: Tensor) -> Tensor:
+        """A (C,) vector, cut to this block and shaped to broadcast over (N, K, c, S)."""
+        return vector[self.channels].view(1, self.groups, self.size, 1)
+
+
+@dataclass(frozen=True)
+class Area:
+    """One way of partitioning (N, C, *). Build it with the functions of this module.
+
+    ``roles`` gives the axes N, K, c, S their meaning; ``features`` says what the d features of a
+    problem are, and from that alone follows where the affine parameters act: inside the problem's
+    matrix when features are channels, per channel after it otherwise.
+    """
+
+    name: str
+    roles: str
+    features: Features
+    group_size: int | None = None
+    num_groups: int | None = None
+
+    @property
+    def spans_batch(self) -> bool:
+        """Whether samples of different examples meet, so that running statistics are needed in
+        eval.
+        """
+        return self.roles[0] == "m"
+
+    @property
+    def whitens(self) -> bool:
+        """Whether a problem has features that can be decorrelated."""
+        return self.features != "one" and self.name != "batch_group"
+
+    def axes(self, role: str) -> tuple[int, ...]:
+        return tuple(axis for axis, r in enumerate(self.roles) if r == role)
+
+    def featurewise(self) -> Area:
+        """The same area for an operation that treats features one by one: each becomes its own
+        problem.
+        """
+        return replace(self, roles=self.roles.replace("d", "b"))
+
+    def partition(self, num_channels: int) -> tuple[Block, ...]:
+        """The one or two blocks of equal groups that cover the channels.
+
+        Where groups are given by size, the last one takes the rest.
+
+        >>> batch(group_size=16).partition(40)
+        (Block(start=0, groups=2, size=16), Block(start=32, groups=1, size=8))
+        """
+        if self.num_groups is not None:
+            if num_channels % self.num_groups:
+                raise ValueError(
+                    f"num_groups={self.num_groups} does not divide num_features={num_channels}; "
+                    f"choose a divisor of {num_channels}."
+                )
+            return (Block(0, self.num_groups, num_channels // self.num_groups),)
+        size = min(self.group_size or num_channels, num_channels)
+        full, rest = divmod(num_channels, size)
+        blocks = (Block(0, full, size),)
+        return (*blocks, Block(full * size, 1, rest)) if rest else blocks
+
+    def problem_shape(self, block: Block, batch: int, positions: int) -> tuple[int, int, int]:
+        """(b, d, m) for one block of an input with ``batch`` examples and ``positions`` spatial
+        positions.
+        """
+        size = {"b": 1, "d": 1, "m": 1}
+        for role, n in zip(self.roles, (batch, block.groups, block.size, positions), strict=True):
+            size[role] *= n
+        return size["b"], size["d"], size["m"]
+
+    def statistic_shape(self, view: Tensor) -> tuple[int, ...]:
+        """The shape of a per-problem, per-feature number that broadcasts against an (N, K, c, S)
+        view.
+        """
+        return tuple(1 if r == "m" else n for r, n in zip(self.roles, view.shape, strict=True))
+
+    def gather(self, view: Tensor) -> Tensor:
+        """Π: the (b, d, m) problems of an (N, K, c, S) view, laid out one after the other (a
+        copy, in general).
+        """
+        order = (*self.axes("b"), *self.axes("d"), *self.axes("m"))
+        n, k, c, s = view.shape
+        return view.permute(order).reshape(self.problem_shape(Block(0, k, c), n, s))
+
+    def scatter(self, problems: Tensor, view: Tensor) -> Tensor:
+        """Π⁻¹: (b, d, m) problems back in the shape of the view they came from."""
+        order = (*self.axes("b"), *self.axes("d"), *self.axes("m"))
+        back = sorted(range(4), key=order.__getitem__)
+        return problems.reshape([view.shape[axis] for axis in order]).permute(back)
+
+    def __repr__(self) -> str:
+        size = "" if self.group_size is None else f"group_size={self.group_size}"
+        count = f"num_groups={self.num_groups}" if self.features == "groups" else ""
+        return f"{self.name}({size}{count})"
+
+
+def _check_positive(name: str, value: int | None, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        allowed = (
+            "a positive integer, or None for all channels" if optional else "a positive integer"
+        )
+        raise ValueError(f"{name} must be {allowed}; got {value!r}.")
+
+
+def batch(group_size: int | None = None) -> Area:
+    """All examples and positions of ``group_size`` channels together (None: all channels). BN,
+    DBN, IterNorm.
+    """
+    _check_positive("group_size", group_size, optional=True)
+    return Area("batch", "mbdm", "channels", group_size=group_size)
+
+
+def instance(group_size: int | None = None) -> Area:
+    """The positions of one example, in groups of ``group_size`` channels (None: all). Instance
+    normalization.
+    """
+    _check_positive("group_size", group_size, optional=True)
+    return Area("instance", "bbdm", "channels", group_size=group_size)
+
+
+def layer() -> Area:
+    """All channels and positions of one example. Layer normalization."""
+    return Area("layer", "bdmm", "one", num_groups=1)
+
+
+def group(num_groups: int) -> Area:
+    """One example; its ``num_groups`` groups of channels are the features. Group normalization
+    and whitening.
+    """
+    _check_positive("num_groups", num_groups)
+    return Area("group", "bdmm", "groups", num_groups=num_groups)
+
+
+def batch_group(num_groups: int) -> Area:
+    """Groups of channels over the whole batch. Batch group normalization."""
+    _check_positive("num_groups", num_groups)
+    return Area("batch_group", "mdmm", "groups", num_groups=num_groups)
+
+
+def position() -> Area:
+    """All channels at one position of one example. Positional normalization."""
+    return Area("position", "bdmb", "one", num_groups=1)
+
+
+AREAS = {f.__name__: f for f in (batch, layer, instance, group, batch_group, position)}
+
+
+def resolve(area: str | Area) -> Area:
+    """An area from its name or from itself.
+
+    >>> resolve("instance")
+    instance()
+    """
+    if isinstance(area, Area):
+        return area
+    if area in ("group", "batch_group"):
+        raise ValueError(
+            f"area={area!r} needs to know how many groups; pass isonorm.area.{area}(num_groups=…) "
+            "instead of the name."
+        )
+    if not isinstance(area, str) or area not in AREAS:
+        raise ValueError(f"area must be one of {', '.join(AREAS)} or an Area; got {area!r}.")
+    return AREAS[area]()

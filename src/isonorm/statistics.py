@@ -1,0 +1,205 @@
+"""What a batch knows about itself: count, mean and centred covariance, as a monoid.
+
+One ``merge`` (Chan, Golub & LeVeque 1979) combines tiles, chunks and populations; sums of squares
+about anything but the mean appear only inside ``reduce_across``, where ranks must agree on one
+pivot before they can add.
+
+Index legend: b problems, d features, m samples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from .area import Area
+
+
+class Statistics(NamedTuple):
+    """Statistics of b problems with d features.
+
+    ``cov`` is the biased covariance (divided by ``count``), without eps. Where a normalization does
+    not center, ``mean`` is zero and ``cov`` the second moment; where it only centers, ``cov`` is
+    empty.
+    """
+
+    count: Tensor | int
+    mean: Tensor  # (b, d)
+    cov: Tensor  # (b, d, d)
+
+    def unbiased_cov(self) -> Tensor:
+        """Σ·m/(m − 1), the estimate that running statistics average, as torch's running variance
+        does.
+        """
+        if isinstance(self.count, Tensor):
+            return self.cov * (self.count / (self.count - 1).clamp(min=1)).to(self.cov.dtype)
+        return self.cov * (self.count / max(self.count - 1, 1))
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of statistics and d × d work for an input: float64 for float64, float32 for
+    everything else.
+    """
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def merge(left: Statistics, right: Statistics) -> Statistics:
+    """The statistics of two sets of samples together, without ever leaving the neighbourhood of
+    their means.
+
+    >>> x = torch.randn(3, 4, 90, dtype=torch.float64) + 1e4
+    >>> whole, parts = measure(x), merge(measure(x[..., :20]), measure(x[..., 20:]))
+    >>> torch.allclose(whole.cov, parts.cov) and torch.allclose(whole.mean, parts.mean)
+    True
+    """
+    count = left.count + right.count
+    share = right.count / count
+    delta = right.mean - left.mean
+    mean = left.mean + delta * share
+    cov = left.cov + (right.cov - left.cov) * share + _outer(delta) * (share * (1 - share))
+    return Statistics(count, mean, cov)
+
+
+def measure(problems: Tensor, center: bool = True) -> Statistics:
+    """The statistics of a (b, d, m) tensor, in its dtype, written as the definition."""
+    m = problems.shape[-1]
+    mean = problems.mean(-1) if center else torch.zeros_like(problems[..., 0])
+    centred = problems - mean.unsqueeze(-1)
+    return Statistics(m, mean, centred @ centred.mT / m)
+
+
+def _outer(v: Tensor) -> Tensor:
+    return v.unsqueeze(-1) * v.unsqueeze(-2)
+
+
+#
+# Its problem has fewer features than the others', so it is computed apart. Kept together they are
+# one tensor, in which the shorter problem is the leading corner of its matrix and the rest is
+# identity (zeros in a vector), never read.
+
+
+def join_vectors(parts: list[Tensor]) -> Tensor:
+    """(b, d) from the blocks' (bᵢ, dᵢ)."""
+    d = parts[0].shape[-1]
+    return (
+        parts[0] if len(parts) == 1 else torch.cat([F.pad(p, (0, d - p.shape[-1])) for p in parts])
+    )
+
+
+def join_matrices(parts: list[Tensor]) -> Tensor:
+    """(b, d, d) from the blocks' (bᵢ, dᵢ, dᵢ).
+
+    >>> join_matrices([torch.zeros(1, 2, 2), torch.full((1, 1, 1), 7.0)])[1]
+    tensor([[7., 0.],
+            [0., 1.]])
+    """
+    if len(parts) == 1:
+        return parts[0]
+    d = parts[0].shape[-1]
+    joined = []
+    for part in parts:
+        rest = d - part.shape[-1]
+        outside = torch.ones(rest, dtype=part.dtype, device=part.device)
+        joined.append(F.pad(part, (0, rest, 0, rest)) + torch.diag(F.pad(outside, (d - rest, 0))))
+    return torch.cat(joined)
+
+
+def split_statistics(
+    statistics: Statistics, area: Area, batch: int, channels: int, positions: int
+) -> list[Statistics]:
+    """The statistics of each block of an (N, C, S) input, without padding."""
+    parts, start = [], 0
+    for block in area.partition(channels):
+        b, d, _ = area.problem_shape(block, batch, positions)
+        rows = slice(start, start + b)
+        mean, cov = statistics.mean[rows, :d], statistics.cov[rows, :d, :d]
+        if mean.shape != (b, d) or cov.shape != (b, d, d):
+            raise ValueError(
+                f"statistics do not fit area {area!r} of an input with {channels} channels: "
+                f"expected mean {(b, d)} and "
+                f"cov {(b, d, d)} from row {start}; got {tuple(mean.shape)} and {tuple(cov.shape)}."
+            )
+        parts.append(Statistics(statistics.count, mean, cov))
+        start += b
+    return parts
+
+
+def group_name(process_group: dist.ProcessGroup | str | None) -> str:
+    """The name a layer keeps of its process group ("" for none): unlike the group, it copies and
+    pickles.
+    """
+    if process_group is None or process_group == "":
+        return ""
+    if isinstance(process_group, str):
+        return process_group
+    name = getattr(process_group, "group_name", None)
+    if not isinstance(name, str):
+        raise ValueError(
+            "process_group must be a torch.distributed process group, 'world', or None for no "
+            f"synchronization; got {process_group!r}."
+        )
+    return name
+
+
+def resolve_group(name: str) -> dist.ProcessGroup | None:
+    """The process group of that name; None where there is nobody to talk to."""
+    if not name or not dist.is_available() or not dist.is_initialized():
+        return None
+    if name == "world":
+        group = dist.group.WORLD
+    else:
+        group = dist.distributed_c10d._resolve_process_group(name)
+    return group if group is not None and dist.get_world_size(group) > 1 else None
+
+
+class _AllReduce(torch.autograd.Function):
+    """Sum over ranks. Its derivative is the sum over ranks again, to any order."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        tensor = tensor.clone()
+        dist.all_reduce(tensor, group=resolve_group(name))
+        return tensor
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
+        return _AllReduce.apply(grads[0], ctx.name), None
+
+
+def all_reduce(tensors: list[Tensor], name: str) -> list[Tensor]:
+    """Sums of several tensors over ranks in one collective, differentiable, in the dtype of the
+    first.
+    """
+    packed = torch.cat([t.reshape(-1) for t in tensors])
+    parts = _AllReduce.apply(packed, name).split([t.numel() for t in tensors])
+    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
+def reduce_across(name: str, parts: list[Statistics]) -> list[Statistics]:
+    """The statistics of all ranks together, in one collective whose size does not depend on their
+    number.
+
+    A sum over ranks needs a pivot that all of them know beforehand, so each rank re-expresses its
+    centred moments about zero, in float64: there the square of a mean 1e4 standard deviations away
+    costs 1e-8 of the variance, a tenth of a float32 rounding. A rank without samples contributes
+    nothing, whatever its mean.
+    """
+    dtype = parts[0].cov.dtype
+    packed: list[Tensor] = []
+    for part in parts:
+        count = torch.as_tensor(part.count, dtype=torch.float64, device=part.mean.device).reshape(1)
+        mean = part.mean.double()
+        packed += [count, mean * count, (part.cov.double() + _outer(mean)) * count]
+    sums = all_reduce(packed, name)
+    merged = []
+    for count, first, second in zip(sums[0::3], sums[1::3], sums[2::3], strict=True):
+        count = count.reshape(())
+        mean = first / count.clamp(min=1)
+        cov = second / count.clamp(min=1) - _outer(mean)
+        merged.append(Statistics(count, mean.to(dtype), cov.to(dtype)))
+    return merged
