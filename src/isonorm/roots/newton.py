@@ -1,0 +1,47 @@
+"""IterNorm's root: T Newton steps on the trace-normalized covariance (Huang et al. 2019, Eq. 3–5).
+
+T steps are not full whitening, and are not meant to be: directions with small eigenvalues are left
+short, which is the method's trade between conditioning and stochasticity (Section 4). White input
+of d = 64 leaves T = 5 with variance 0.59.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import recurrence
+
+
+class Newton:
+    """P_T(Σ/tr Σ)/√tr Σ, exactly its T steps. ``num_iters=0`` divides by √tr Σ."""
+
+    name = "newton"
+
+    def __init__(self, num_iters: int) -> None:
+        self.num_iters = num_iters
+        self.steps = (recurrence.NEWTON,) * num_iters
+
+    def __call__(self, sigma: Tensor) -> Tensor:
+        return recurrence.root(sigma, self.steps, recurrence.trace)
+
+    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        return recurrence.forward(sigma, self.steps, recurrence.trace, m)
+
+    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
+        return recurrence.backward(
+            dw, sigma, w, memo, self.steps, recurrence.trace, recurrence.trace_gradient
+        )
+
+    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
+        kept = 4 * self.num_iters if recurrence.keeps_trail(self.num_iters, d, m) else 0
+        return (kept, b, d, d)
+
+
+def reference(sigma: Tensor, num_iters: int) -> Tensor:
+    """Algorithm 1, lines 7–12, letter by letter: what the coupled form is judged by."""
+    tr = recurrence.trace(sigma)
+    sigma_n = sigma / tr  # Eq. 4
+    p = recurrence.identity_like(sigma).expand_as(sigma)
+    for _ in range(num_iters):
+        p = 0.5 * (3 * p - p @ p @ p @ sigma_n)  # Eq. 3
+    return p / tr.sqrt()  # Eq. 5

@@ -1,0 +1,105 @@
+"""Full whitening by polynomials: Σ^(-1/2) to working precision from matrix products alone.
+
+Each step applies the odd polynomial x·q(x²), q = a + b·t + c·t², that comes closest to 1 over the
+interval in which the singular values can still lie; its worst error defines the next interval. That
+greedy choice is optimal among all compositions of such steps (Amsel et al., "The Polar Express",
+2025; Grishina et al., CANS, 2025). Where the plain Newton step needs the small eigenvalues to grow
+by 3/2 at a time, these grow them by up to 4 and more.
+
+The coefficients are generated here, for the requested number of steps, by equioscillation.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from . import recurrence
+from .recurrence import Step
+
+#: The smallest eigenvalue of Σ/‖Σ‖_F that is still fully whitened. Smaller ones are stretched, but
+#: not all the way, as with ``newton``. It covers condition numbers up to 1e4 for d up to 10,000,
+#: and 1e5 for d up to 100.
+SPECTRAL_BOUND = 1e-6
+
+#: Enough for that bound: the error is then below float64 rounding.
+DEFAULT_STEPS = 8
+
+
+class Polar:
+    """Σ^(-1/2) by ``num_iters`` minimax steps on Σ/‖Σ‖_F."""
+
+    name = "polar"
+
+    def __init__(self, num_iters: int = DEFAULT_STEPS, bound: float = SPECTRAL_BOUND) -> None:
+        self.num_iters = num_iters
+        self.steps = minimax_steps(num_iters, bound)
+
+    def __call__(self, sigma: Tensor) -> Tensor:
+        return recurrence.root(sigma, self.steps, recurrence.frobenius)
+
+    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        return recurrence.forward(sigma, self.steps, recurrence.frobenius, m)
+
+    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
+        return recurrence.backward(
+            dw, sigma, w, memo, self.steps, recurrence.frobenius, recurrence.frobenius_gradient
+        )
+
+    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
+        kept = 4 * self.num_iters if recurrence.keeps_trail(self.num_iters, d, m) else 0
+        return (kept, b, d, d)
+
+
+@torch.compiler.assume_constant_result
+@lru_cache(maxsize=64)
+def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, ...]:
+    """Coefficients of ``num_steps`` greedy minimax steps for eigenvalues in [bound, 1].
+
+    >>> [round(x, 2) for x in minimax_steps(1, bound=0.25)[0]]
+    [2.67, -3.29, 1.64]
+    """
+    low, high = (
+        bound**0.5,
+        1.0,
+    )  # the recurrence acts on eigenvalues; its polynomials on their square roots
+    steps = []
+    for _ in range(num_steps):
+        step = _minimax(low, high)
+        steps.append(step)
+        low = _value(step, low)
+        high = 2.0 - low  # the worst error, on the other side of 1
+    return tuple(steps)
+
+
+def _value(step: Step, x: float) -> float:
+    return x * (step.a + step.b * x**2 + step.c * x**4)
+
+
+def _minimax(low: float, high: float) -> Step:
+    """The odd quintic closest to 1 on [low, high], by Remez exchange on its four points of equal
+    error.
+
+    The error 1 − p alternates in sign at low < q < r < high, where q and r are p's own extrema.
+    """
+    if high - low < 1e-5:
+        # The interval is a point to float64 accuracy: the Taylor polynomial of the limit, 15/8,
+        # −10/8, 3/8.
+        return Step(1.875, -1.25, 0.375)
+    q, r = (3 * low + high) / 4, (low + 3 * high) / 4
+    a = b = c = 0.0
+    previous = float("inf")
+    for _ in range(100):
+        points = torch.tensor([low, q, r, high], dtype=torch.float64)
+        signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+        system = torch.stack([points, points**3, points**5, signs], dim=1)
+        a, b, c, error = torch.linalg.solve(system, torch.ones(4, dtype=torch.float64)).tolist()
+        # p′ = a + 3b·t + 5c·t² vanishes at t = q², r².
+        centre, spread = -0.3 * b / c, (9 * b * b - 20 * a * c) ** 0.5 / (10 * c)
+        q, r = (centre - spread) ** 0.5, (centre + spread) ** 0.5
+        if abs(error - previous) < 1e-15:
+            break
+        previous = error
+    return Step(a, b, c)
