@@ -1,0 +1,156 @@
+"""Φ, the operation: what is done to each d × m matrix of an area.
+
+Each operation is three steps: statistics (count, μ, Σ) → transform (W) → apply, W(x − μ).
+``whiten`` has a d × d transform; the others treat features one by one, so that each feature is a
+problem of its own with d = 1, Σ its variance and W a single scale.
+
+Index legend: b problems, d features, m samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, log, pi, sqrt
+
+import torch
+from torch import Tensor
+
+from .roots import METHODS, Root, make_root
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What to do with a d × m matrix. Build it with the functions of this module.
+
+    ``centers``: whether μ is subtracted; ``scales``: whether W differs from the identity; ``norm``:
+    the p of the spread that ``standardize`` divides by; ``method`` and ``num_iters``: the root of
+    ``whiten``, None elsewhere (and ``root``, made from them).
+    """
+
+    name: str
+    centers: bool = True
+    scales: bool = True
+    norm: float = 2.0
+    method: str | None = None
+    num_iters: int | None = None
+    root: Root | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.root is None:
+            object.__setattr__(self, "root", make_root(self.method, self.num_iters))
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether features are treated together, by a d × d matrix."""
+        return self.method is not None
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether the transform depends on x through μ and Σ alone: those merge across tiles,
+        chunks and ranks.
+        """
+        return self.scales and self.norm == 2.0
+
+    def spread(self, deviations: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """σ², estimated from the p-norm of the deviations along ``axes``, on the scale of a
+        standard deviation.
+
+        The constants make σ the standard deviation of Gaussian samples (Hoffer et al., "Norm
+        matters", 2018): E|x| = σ√(2/π), and the expected maximum of m samples, for which they give
+        the closed form used here.
+        """
+        if self.norm == 1:
+            return (deviations.abs().mean(axes, keepdim=True) * sqrt(pi / 2)).square()
+        if self.norm == inf:
+            m = 1
+            for axis in axes:
+                m *= deviations.shape[axis]
+            correction = 0.5 * (1 + sqrt(pi * log(4))) / sqrt(2 * log(max(m, 2)))
+            return (deviations.abs().amax(axes, keepdim=True) * correction).square()
+        return deviations.square().mean(axes, keepdim=True)
+
+    def transform(self, cov: Tensor, eps: float) -> Tensor:
+        """W for (b, d, d) covariances, differentiably. ``eps`` joins the diagonal here and only
+        here.
+        """
+        if not self.scales:
+            return torch.ones_like(cov)
+        if self.root is None or cov.shape[-1] == 1:
+            # At d = 1 every root is this one: Eq. 4–5 of IterNorm divide Σ by itself before the
+            # iteration.
+            return (cov + eps).rsqrt()
+        return self.root(add_eps(cov, eps))
+
+    def __repr__(self) -> str:
+        if self.name == "whiten":
+            steps = "" if self.num_iters is None else f", num_iters={self.num_iters}"
+            return f"whiten({self.method!r}{steps})"
+        return f"standardize(p={self.norm:g})" if self.name == "standardize" else f"{self.name}()"
+
+
+def add_eps(cov: Tensor, eps: float) -> Tensor:
+    """Σ + εI."""
+    return cov + eps * torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+
+
+def center() -> Operation:
+    """x − μ."""
+    return Operation("center", scales=False)
+
+
+def scale() -> Operation:
+    """x/√(mean x² + ε): the root mean square, without centering."""
+    return Operation("scale", centers=False)
+
+
+def standardize(p: float = 2.0) -> Operation:
+    """(x − μ)/√(σ² + ε), σ from the p-norm of the deviations: p = 2, 1 or infinity.
+
+    >>> standardize(p=1)
+    standardize(p=1)
+    """
+    if p not in (1, 2, inf):
+        raise ValueError(f"standardize takes p = 1, 2 or math.inf; got p={p!r}.")
+    return Operation("standardize", norm=float(p))
+
+
+def whiten(method: str = "newton", num_iters: int | None = None) -> Operation:
+    """W(x − μ) with W·Σ·Wᵀ = I, W by one of the roots: newton (T steps, default 5), zca, pca,
+    cholesky, polar.
+
+    >>> whiten("newton", 7)
+    whiten('newton', num_iters=7)
+    """
+    if method not in METHODS:
+        raise ValueError(f"whiten's method must be one of {', '.join(METHODS)}; got {method!r}.")
+    if num_iters is not None:
+        if method not in ("newton", "polar"):
+            raise ValueError(
+                f"num_iters belongs to 'newton' and 'polar'; {method!r} does not iterate: leave "
+                "it out."
+            )
+        lowest = 0 if method == "newton" else 1
+        if (
+            not isinstance(num_iters, int)
+            or isinstance(num_iters, bool)
+            or not lowest <= num_iters <= 100
+        ):
+            raise ValueError(
+                f"num_iters for {method!r} must be an integer from {lowest} to 100; got "
+                f"{num_iters!r}."
+            )
+    return Operation("whiten", method=method, num_iters=num_iters)
+
+
+OPERATIONS = {f.__name__: f for f in (center, scale, standardize, whiten)}
+
+
+def resolve(operation: str | Operation) -> Operation:
+    """An operation from its name or from itself."""
+    if isinstance(operation, Operation):
+        return operation
+    if not isinstance(operation, str) or operation not in OPERATIONS:
+        raise ValueError(
+            f"operation must be one of {', '.join(OPERATIONS)} or an Operation; got {operation!r}."
+        )
+    return OPERATIONS[operation]()
