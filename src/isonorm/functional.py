@@ -1,0 +1,289 @@
+"""Normalization as functions: tensors in, (y, statistics) out, nothing remembered.
+
+``normalize`` is the survey's Algorithm 1, X̃ = Π⁻¹(Ψ(Φ(Π(X)))), with Φ in its three steps;
+everything else in the package is a composition, a state or a speed of it.
+
+Index legend: b problems, d features, m samples.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import area as areas
+from . import operation as operations
+from .area import Area
+from .kernels import autograd, choose, explicit, reference, transforms_active
+from .kernels.plan import Plan, Result
+from .kernels.tiles import arithmetic
+from .operation import Operation
+from .recovery import Affine, Coloring, Recovery
+from .statistics import (
+    Statistics,
+    group_name,
+    join_matrices,
+    join_vectors,
+    resolve_group,
+    working_dtype,
+)
+
+ACTIVATIONS = {"identity": lambda y: y, "relu": F.relu, "silu": F.silu}
+
+
+def normalize(
+    x: Tensor,
+    *,
+    area: str | Area,
+    operation: str | Operation,
+    recovery: Recovery | None = None,
+    statistics: Statistics | None = None,
+    eps: float = 1e-5,
+    act: str | None = None,
+    residual: Tensor | None = None,
+    process_group: object = None,
+) -> tuple[Tensor, Statistics]:
+    """Normalizes (N, C, *) over an area by an operation, then recovers.
+
+    Given ``statistics`` they are used instead of the input's own, as in eval. ``recovery`` is
+    ``isonorm.recovery.Affine(weight, bias)``, ``Coloring(color, bias)`` or None.
+
+    >>> x = torch.randn(8, 6, 5, 5)
+    >>> y, statistics = normalize(x, area="batch", operation=operations.whiten("zca"))
+    >>> y.shape, statistics.cov.shape
+    (torch.Size([8, 6, 5, 5]), torch.Size([1, 6, 6]))
+    """
+    name = group_name(process_group)  # type: ignore[arg-type]
+    result = normalize_with_transform(
+        x,
+        area,
+        operation,
+        recovery,
+        statistics=statistics,
+        eps=eps,
+        act=act,
+        residual=residual,
+        group=name,
+    )
+    return result.y, result.statistics
+
+
+def iter_norm(
+    x: Tensor,
+    *,
+    group_size: int | None = 64,
+    num_iters: int = 5,
+    eps: float = 1e-5,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Statistics]:
+    """Iterative Normalization (Huang et al. 2019, Algorithm 1) of a batch, in groups of channels.
+
+    >>> x = torch.randn(32, 6) @ torch.randn(6, 6)
+    >>> y, _ = iter_norm(x, num_iters=30)
+    >>> torch.allclose(y.T @ y / 32, torch.eye(6), atol=1e-2)
+    True
+    """
+    whiten = operations.whiten("newton", num_iters)
+    return normalize(
+        x, area=areas.batch(group_size), operation=whiten, recovery=Affine(weight, bias), eps=eps
+    )
+
+
+def dbn(
+    x: Tensor,
+    *,
+    group_size: int | None = 16,
+    method: str = "zca",
+    num_iters: int | None = None,
+    eps: float = 1e-5,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Statistics]:
+    """Decorrelated Batch Normalization (Huang et al. 2018, Algorithm 1) of a batch, in groups of
+    channels.
+    """
+    whiten = operations.whiten(method, num_iters)
+    return normalize(
+        x, area=areas.batch(group_size), operation=whiten, recovery=Affine(weight, bias), eps=eps
+    )
+
+
+def normalize_with_transform(
+    x: Tensor,
+    area: str | Area,
+    operation: str | Operation,
+    recovery: Recovery | None,
+    *,
+    statistics: Statistics | None = None,
+    eps: float = 1e-5,
+    act: str | None = None,
+    residual: Tensor | None = None,
+    group: str = "",
+) -> Result:
+    """``normalize`` with the transform W beside its statistics, for layers that average it
+    (IterNorm Eq. 8).
+    """
+    operation = operations.resolve(operation)
+    area = areas.resolve(area)
+    check_input(x, residual)
+    check_composition(area, operation)
+    recovery = Affine(None, None) if recovery is None else recovery
+    group = group if resolve_group(group) is not None else ""
+    plan = Plan(area if operation.is_matrix else area.featurewise(), operation, eps, group)
+    if group and not operation.is_quadratic:
+        raise ValueError(
+            f"{operation!r} cannot be synchronized across ranks; use p=2, or leave process_group "
+            "out."
+        )
+
+    flat = (
+        x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+    )  # (N, C, S), a view of NCHW and channels_last
+    check_count(flat, plan, statistics)
+    if statistics is None and choose(operation).backend == "torch":
+        y, statistics, transform = _explicit(flat, recovery, plan)
+    else:
+        y, statistics, transform = reference.run(flat, recovery, plan, statistics)
+    check_global_count(plan.problem_shapes(*flat.shape)[0][3], statistics)
+    y = y.view(x.shape) if y.stride() == flat.stride() else like_input(y.reshape(x.shape), x)
+    return Result(finish(y, act, residual), statistics, transform)
+
+
+def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
+    """act(y + residual)."""
+    if residual is not None:
+        y = y + residual
+    return y if act is None else ACTIVATIONS[act](y)
+
+
+def check_input(x: Tensor, residual: Tensor | None = None) -> None:
+    if x.dim() < 2:
+        raise ValueError(
+            f"expected input (N, C, *) with at least 2 dimensions; got shape {tuple(x.shape)}."
+        )
+    if not x.is_floating_point():
+        raise TypeError(
+            f"expected a floating-point input; got {x.dtype}: convert it first, for example with "
+            ".float()."
+        )
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(
+            f"residual must have the input's shape {tuple(x.shape)}, as it is added to the output; "
+            f"got {tuple(residual.shape)}."
+        )
+
+
+def check_composition(area: Area, operation: Operation) -> None:
+    if operation.is_matrix and not area.whitens:
+        raise ValueError(
+            f"area {area!r} has no features to whiten; use operation='standardize' with it, "
+            "or one of the areas batch, instance and group."
+        )
+
+
+def check_count(flat: Tensor, plan: Plan, statistics: Statistics | None) -> None:
+    """Refuses to center one value by itself. A synchronized rank may hold one value, or none, of
+    many.
+    """
+    if statistics is not None or not plan.operation.centers or plan.group or flat.numel() == 0:
+        return
+    _, _, _, m = plan.problem_shapes(*flat.shape)[0]
+    if m == 1:
+        raise ValueError(
+            "expected more than one value to normalize together; got one, with area "
+            f"{plan.area!r} and input "
+            f"(N, C, positions) = {tuple(flat.shape)}: use a larger batch or input, or eval mode."
+        )
+
+
+def check_global_count(local: int, statistics: Statistics) -> None:
+    """The same for a synchronized layer, whose ranks may each hold one value: looks only where
+    the answer is open.
+    """
+    if local <= 1 and isinstance(statistics.count, Tensor) and statistics.count.item() == 1:
+        raise ValueError(
+            "expected more than one value to normalize together; got one over all ranks: "
+            "use a larger batch or input, or eval mode."
+        )
+
+
+def _explicit(x: Tensor, recovery: Recovery, plan: Plan) -> Result:
+    """Six steps, one autograd node; recoveries that do not fold into its matrix follow it."""
+    if isinstance(recovery, Coloring) and not ("d" in plan.area.roles and plan.folds_recovery):
+        bare = _explicit(x, Affine(None, None), plan)
+        return Result(_recover(bare.y, recovery, plan.area), bare.statistics, bare.transform)
+    color = recovery.color if isinstance(recovery, Coloring) else None
+    weight = recovery.weight if isinstance(recovery, Affine) else None
+    y, saved = autograd.run(x, weight, recovery.bias, color, plan)
+    shapes = plan.problem_shapes(*x.shape)
+    count = saved.count if plan.group else shapes[0][3]
+    problems = list(explicit.unpack(saved, plan, *x.shape))
+    statistics = Statistics(
+        count, join_vectors([p.mean for p in problems]), join_matrices([p.cov for p in problems])
+    )
+    return Result(y, statistics, join_matrices([p.w for p in problems]))
+
+
+def _recover(y: Tensor, recovery: Recovery, area: Area) -> Tensor:
+    """Ψ on an (N, C, S) tensor that Φ has already normalized."""
+    dtype = working_dtype(y)
+    with torch.autocast(y.device.type, enabled=False):
+        parts = [
+            recovery.scale(b.view(y).to(dtype), b).flatten(1, 2) for b in area.partition(y.shape[1])
+        ]
+        out = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        if recovery.bias is not None:
+            out = out + recovery.bias.to(dtype)[:, None]
+    return out.to(y.dtype)
+
+
+def apply_transform(
+    x: Tensor,
+    transform: Tensor,
+    mean: Tensor,
+    recovery: Recovery,
+    area: Area,
+    *,
+    act: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """act(A(x − μ) + β + residual) for a W and μ that are given: what a batch-area layer does in
+    eval.
+
+    One product for each block, centred before it, so that a mean far from zero costs no accuracy.
+    """
+    check_input(x, residual)
+    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+    outputs, start = [], 0
+    with torch.autocast(x.device.type, enabled=False):
+        for block in area.partition(flat.shape[1]):
+            b, d, _ = area.problem_shape(block, 1, 1)
+            w, mu = transform[start : start + b, :d, :d], mean[start : start + b, :d]
+            start += b
+            view = block.view(flat)
+            ops = arithmetic(area, view, by_rows=x.dim() > 2)
+            tile = ops.tile(view, w.dtype) - ops.column(mu)
+            if "d" in area.roles and area.features == "channels":
+                z = ops.untile(ops.product(recovery.fold(w, block), tile))
+            else:
+                z = recovery.scale(ops.untile(ops.product(w, tile)), block)
+            outputs.append(z.flatten(1, 2))
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if recovery.bias is not None:
+            y = y + recovery.bias.to(y.dtype)[:, None]
+    return finish(like_input(y.to(x.dtype).reshape(x.shape), x), act, residual)
+
+
+def like_input(y: Tensor, x: Tensor) -> Tensor:
+    """y in x's memory format: channels_last stays channels_last, anything else becomes
+    contiguous.
+    """
+    if transforms_active():
+        return y  # inside a transform strides are the transform's business
+    if not x.is_contiguous():
+        for dim, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+            if x.dim() == dim and x.is_contiguous(memory_format=memory_format):
+                return y.contiguous(memory_format=memory_format)
+    return y.contiguous()

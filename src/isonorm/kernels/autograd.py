@@ -1,0 +1,170 @@
+"""The explicit path as autograd sees it: one node, in eager mode and under ``torch.compile`` alike.
+
+Both wrappers run the same two functions. Eager mode uses a ``torch.autograd.Function``, which costs
+less to call; a compiler gets ``torch.library`` operators, which it need not look into. A backward
+that is itself to be differentiated (``create_graph=True``) differentiates the reference instead, so
+that double backward is exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import explicit, reference
+from .explicit import Saved, recovery_of
+from .plan import Plan
+
+
+def run(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, color: Tensor | None, plan: Plan
+) -> tuple[Tensor, Saved]:
+    """Normalizes an (N, C, S) tensor. Gradients flow through y, mean and cov."""
+    if torch.compiler.is_compiling():
+        y, *saved = _forward_op(x, weight, bias, color, plan.encode())
+    else:
+        y, *saved = _Explicit.apply(x, weight, bias, color, plan)
+    return y, Saved(*saved)
+
+
+def _forward(x, weight, bias, color, plan: Plan) -> tuple[Tensor, ...]:
+    with torch.autocast(x.device.type, enabled=False):
+        y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan)
+    return (y, *saved)
+
+
+def _backward(dy, dmean, dcov, x, weight, bias, color, saved: Saved, plan: Plan):
+    with torch.autocast(x.device.type, enabled=False):
+        return explicit.backward(dy, dmean, dcov, x, recovery_of(weight, bias, color), saved, plan)
+
+
+def _differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan: Plan):
+    """The same gradients as a graph, by differentiating the reference."""
+    inputs = [t for t in (x, weight, bias, color) if t is not None]
+    if not any(t.requires_grad for t in inputs):
+        raise RuntimeError(
+            "nothing to differentiate: no input of this normalization requires a gradient."
+        )
+    outputs = reference.run_packed(x, recovery_of(weight, bias, color), plan)
+    pairs = [
+        (o, g)
+        for o, g in zip(outputs, (dy, dmean, dcov), strict=True)
+        if g is not None and o.requires_grad
+    ]
+    wanted = [t for t in inputs if t.requires_grad]
+    grads = torch.autograd.grad(
+        [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
+    )
+    found = dict(zip(map(id, wanted), grads, strict=True))
+    return tuple(None if t is None else found.get(id(t)) for t in (x, weight, bias, color))
+
+
+class _Explicit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, color, plan: Plan):
+        y, *saved = _forward(x, weight, bias, color, plan)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, bias, color, *saved)
+        count, _, _, w, memo = saved
+        ctx.mark_non_differentiable(count, w, memo)
+        return (y, *saved)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        dy, _, dmean, dcov, *_ = grads
+        x, weight, bias, color, *saved = ctx.saved_tensors
+        if dy is None and dmean is None and dcov is None:
+            return None, None, None, None, None
+        if torch.is_grad_enabled():
+            return (
+                *_differentiable_backward(dy, dmean, dcov, x, weight, bias, color, ctx.plan),
+                None,
+            )
+        dy = torch.zeros_like(x) if dy is None else dy
+        dx, dweight, dbias = _backward(
+            dy, dmean, dcov, x, weight, bias, color, Saved(*saved), ctx.plan
+        )
+        return (
+            (dx, None, dbias, dweight, None)
+            if color is not None
+            else (dx, dweight, dbias, None, None)
+        )
+
+
+@torch.library.custom_op("isonorm::normalize", mutates_args=())
+def _forward_op(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, color: Tensor | None, plan: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    y, *saved = _forward(x, weight, bias, color, Plan.decode(plan))
+    # An operator's outputs may not share memory with one another or with its inputs.
+    return (y, *(t.clone() if t.numel() and t._is_view() else t for t in saved))  # type: ignore[return-value]
+
+
+@_forward_op.register_fake
+def _(x, weight, bias, color, plan):
+    decoded = Plan.decode(plan)
+    shapes = decoded.problem_shapes(*x.shape)
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    flat = lambda *sizes: x.new_empty(sum(sizes), dtype=dtype)  # noqa: E731
+    count = x.new_empty((), dtype=torch.float64) if decoded.group else x.new_empty(0)
+    memos = [torch.Size(decoded.memo_shape(b, d, m)).numel() for _, b, d, m in shapes]
+    square = [b * d * d for _, b, d, _ in shapes]
+    return (
+        torch.empty_like(x),
+        count,
+        flat(*(b * d for _, b, d, _ in shapes)),
+        flat(*square),
+        flat(*square),
+        flat(*memos),
+    )
+
+
+@torch.library.custom_op("isonorm::normalize_backward", mutates_args=())
+def _backward_op(
+    dy: Tensor,
+    dmean: Tensor | None,
+    dcov: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    color: Tensor | None,
+    count: Tensor,
+    mean: Tensor,
+    cov: Tensor,
+    w: Tensor,
+    memo: Tensor,
+    plan: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    saved = Saved(count, mean, cov, w, memo)
+    grads = _backward(dy, dmean, dcov, x, weight, bias, color, saved, Plan.decode(plan))
+    return tuple(x.new_empty(0) if g is None else g for g in grads)  # type: ignore[return-value]
+
+
+@_backward_op.register_fake
+def _(dy, dmean, dcov, x, weight, bias, color, count, mean, cov, w, memo, plan):
+    first = color if color is not None else weight
+    like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
+    return torch.empty_like(x), like(first), like(bias)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, weight, bias, color, plan = inputs
+    ctx.plan = plan
+    ctx.save_for_backward(x, weight, bias, color, *output[1:])
+
+
+def _op_backward(ctx, *grads):
+    dy, _, dmean, dcov, *_ = grads
+    x, weight, bias, color, *saved = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        plan = Plan.decode(ctx.plan)
+        return (*_differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan), None)
+    dx, dweight, dbias = _backward_op(dy, dmean, dcov, x, weight, bias, color, *saved, ctx.plan)
+    dbias = None if bias is None else dbias
+    if color is not None:
+        return dx, None, dbias, dweight, None
+    return dx, None if weight is None else dweight, dbias, None, None
+
+
+_forward_op.register_autograd(_op_backward, setup_context=_setup_context)

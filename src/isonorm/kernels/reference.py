@@ -1,0 +1,76 @@
+"""The reference: the survey's Algorithm 1 in plain torch, differentiable in every mode.
+
+It gathers the problems of an area into (b, d, m) matrices and does with them what the papers say,
+one line a step. Everything faster is judged by it, and whatever the explicit path has no rule for
+(forward mode, ``vmap``, derivatives of derivatives) comes here.
+
+Index legend: b problems, d features, m samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..operation import Operation
+from ..recovery import Recovery
+from ..statistics import (
+    Statistics,
+    join_matrices,
+    join_vectors,
+    measure,
+    reduce_across,
+    split_statistics,
+    working_dtype,
+)
+from .plan import Plan, Result
+
+
+def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = None) -> Result:
+    """Algorithm 1 of the survey, as it stands, block by block; differentiable in every mode."""
+    area, operation = plan.area, plan.operation
+    with torch.autocast(x.device.type, enabled=False):
+        blocks = area.partition(x.shape[1])
+        problems = [area.gather(block.view(x).to(working_dtype(x))) for block in blocks]  # Π
+        if given is None:
+            measured = [_measure(problem, operation) for problem in problems]
+            if plan.group:
+                measured = reduce_across(plan.group, measured)
+        else:
+            measured = split_statistics(given, area, *x.shape)
+        outputs, transforms = [], []
+        for block, problem, stats in zip(blocks, problems, measured, strict=True):
+            w = operation.transform(stats.cov, plan.eps)
+            normalized = w @ (problem - stats.mean.unsqueeze(-1))  # Φ
+            view = area.scatter(normalized, block.view(x))
+            outputs.append(recovery.scale(view, block).flatten(1, 2))  # Ψ without β
+            transforms.append(w)
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if recovery.bias is not None:
+            y = y + recovery.bias.to(y.dtype)[:, None]
+    statistics = Statistics(
+        measured[0].count,
+        join_vectors([s.mean for s in measured]),
+        join_matrices([s.cov for s in measured]),
+    )
+    return Result(y.to(x.dtype), statistics, join_matrices(transforms))
+
+
+def _measure(problems: Tensor, operation: Operation) -> Statistics:
+    m = problems.shape[-1]
+    if operation.is_quadratic:
+        if m == 0:  # a rank, or a caller, without samples
+            return Statistics(0, problems.sum(-1), problems @ problems.mT)
+        return measure(problems, center=operation.centers)
+    mean = problems.mean(-1)
+    if not operation.scales:
+        return Statistics(m, mean, torch.ones_like(mean).unsqueeze(-1))
+    return Statistics(m, mean, operation.spread(problems - mean.unsqueeze(-1), (-1,)))
+
+
+def run_packed(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, mean, cov) with the statistics packed as the explicit path packs them."""
+    y, statistics, _ = run(x, recovery, plan)
+    parts = split_statistics(statistics, plan.area, *x.shape)
+    mean = torch.cat([p.mean.reshape(-1) for p in parts])
+    return y, mean, torch.cat([p.cov.reshape(-1) for p in parts])
