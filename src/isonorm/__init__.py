@@ -1,0 +1,23 @@
+"""isonorm: batch whitening at the price of BatchNorm, and every normalization as area ×
+operation × recovery.
+"""
+
+from . import area as area
+from . import functional as functional
+from . import operation as operation
+from . import recovery as recovery
+from .kernels import backend as backend
+from .layers import DBN as DBN
+from .layers import BatchGroupNorm as BatchGroupNorm
+from .layers import BatchNorm as BatchNorm
+from .layers import GroupNorm as GroupNorm
+from .layers import GroupWhitening as GroupWhitening
+from .layers import InstanceNorm as InstanceNorm
+from .layers import InstanceWhitening as InstanceWhitening
+from .layers import IterNorm as IterNorm
+from .layers import LayerNorm as LayerNorm
+from .layers import Normalize as Normalize
+from .layers import PositionalNorm as PositionalNorm
+from .registry import create_norm as create_norm
+from .registry import list_norms as list_norms
+from .statistics import Statistics as Statistics

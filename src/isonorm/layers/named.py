@@ -1,0 +1,246 @@
+"""The methods that have names: each one composition of area, operation and recovery, with its
+paper's defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from .. import area as areas
+from .. import operation as operations
+from .normalize import BatchOptions, Normalize, SampleOptions
+
+
+def _recovery(affine: bool) -> str | None:
+    return "affine" if affine else None
+
+
+class IterNorm(Normalize):
+    """Iterative Normalization: T Newton steps towards the whitened batch (Huang et al., CVPR 2019).
+
+    A drop-in for BatchNorm1d/2d/3d. Whitens groups of ``group_size`` channels (None: all together;
+    the last group takes the rest). ``num_iters`` is the paper's T: T = 5 is deliberately not full
+    whitening; ``DBN(method="polar")`` is. ``group_size=1`` is BatchNorm. For eps, momentum, act,
+    track_running_stats, running, check_finite, process_group, device and dtype see
+    :class:`Normalize`.
+
+    >>> import torch
+    >>> norm = IterNorm(64)
+    >>> norm(torch.randn(32, 64, 8, 8)).shape
+    torch.Size([32, 64, 8, 8])
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        group_size: int | None = 64,
+        num_iters: int = 5,
+        affine: bool = True,
+        **options: Unpack[BatchOptions],
+    ) -> None:
+        super().__init__(
+            num_features,
+            area=areas.batch(group_size),
+            operation=operations.whiten("newton", num_iters),
+            recovery=_recovery(affine),
+            **options,
+        )
+        self.group_size, self.num_iters, self.affine = group_size, num_iters, affine
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, group_size={self.group_size}, num_iters={self.num_iters}, "
+            f"affine={self.affine}" + self._common_repr()
+        )
+
+
+class DBN(Normalize):
+    """Decorrelated Batch Normalization: full whitening of the batch (Huang et al., CVPR 2018).
+
+    ``method`` names the result: "zca" (Σ^(-1/2), the paper's), "pca", "cholesky", or "polar", which
+    is zca by ``num_iters`` polynomial steps, without an eigendecomposition. Other arguments as for
+    :class:`IterNorm`.
+
+    >>> import torch
+    >>> y = DBN(8, group_size=4, affine=False, eps=0)(torch.randn(100, 8) @ torch.randn(8, 8))
+    >>> torch.allclose(y[:, :4].T @ y[:, :4] / 100, torch.eye(4), atol=1e-3)
+    True
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        group_size: int | None = 16,
+        method: str = "zca",
+        num_iters: int | None = None,
+        affine: bool = True,
+        **options: Unpack[BatchOptions],
+    ) -> None:
+        if method == "newton":
+            raise ValueError("method='newton' is IterNorm: use isonorm.IterNorm.")
+        super().__init__(
+            num_features,
+            area=areas.batch(group_size),
+            operation=operations.whiten(method, num_iters),
+            recovery=_recovery(affine),
+            **options,
+        )
+        self.group_size, self.method, self.num_iters, self.affine = (
+            group_size,
+            method,
+            num_iters,
+            affine,
+        )
+
+    def extra_repr(self) -> str:
+        steps = "" if self.num_iters is None else f", num_iters={self.num_iters}"
+        return (
+            f"{self.num_features}, group_size={self.group_size}, method={self.method!r}{steps}, "
+            f"affine={self.affine}" + self._common_repr()
+        )
+
+
+class BatchNorm(Normalize):
+    """Batch Normalization (Ioffe & Szegedy 2015), for inputs of any rank.
+
+    Its running variance is ``running_cov``, (C, 1, 1). For loading a ``torch.nn.BatchNorm2d`` see
+    the documentation.
+    """
+
+    def __init__(
+        self, num_features: int, *, affine: bool = True, **options: Unpack[BatchOptions]
+    ) -> None:
+        super().__init__(num_features, area=areas.batch(1), recovery=_recovery(affine), **options)
+        self.affine = affine
+
+
+class LayerNorm(Normalize):
+    """Layer Normalization over channels and positions, affine per channel:
+    ``torch.nn.GroupNorm(1, C)``.
+    """
+
+    def __init__(
+        self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
+    ) -> None:
+        super().__init__(num_features, area=areas.layer(), recovery=_recovery(affine), **options)
+        self.affine = affine
+
+
+class InstanceNorm(Normalize):
+    """Instance Normalization (Ulyanov et al. 2016). Unlike torch's, affine by default, as every
+    layer here is.
+    """
+
+    def __init__(
+        self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
+    ) -> None:
+        super().__init__(
+            num_features, area=areas.instance(1), recovery=_recovery(affine), **options
+        )
+        self.affine = affine
+
+
+class GroupNorm(Normalize):
+    """Group Normalization (Wu & He 2018)."""
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        num_groups: int = 32,
+        affine: bool = True,
+        **options: Unpack[SampleOptions],
+    ) -> None:
+        super().__init__(
+            num_features, area=areas.group(num_groups), recovery=_recovery(affine), **options
+        )
+        self.num_groups, self.affine = num_groups, affine
+
+
+class BatchGroupNorm(Normalize):
+    """Batch Group Normalization (Zhou et al. 2020): groups of channels, over the whole batch."""
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        num_groups: int = 32,
+        affine: bool = True,
+        **options: Unpack[BatchOptions],
+    ) -> None:
+        super().__init__(
+            num_features, area=areas.batch_group(num_groups), recovery=_recovery(affine), **options
+        )
+        self.num_groups, self.affine = num_groups, affine
+
+
+class PositionalNorm(Normalize):
+    """Positional Normalization (Li et al. 2019): over the channels at each position."""
+
+    def __init__(
+        self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
+    ) -> None:
+        super().__init__(num_features, area=areas.position(), recovery=_recovery(affine), **options)
+        self.affine = affine
+
+
+class GroupWhitening(Normalize):
+    """Group Whitening (Huang et al. 2021): decorrelates the groups of channels of each example."""
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        num_groups: int = 32,
+        method: str = "newton",
+        num_iters: int | None = None,
+        affine: bool = True,
+        **options: Unpack[SampleOptions],
+    ) -> None:
+        whiten = operations.whiten(method, num_iters)
+        super().__init__(
+            num_features,
+            area=areas.group(num_groups),
+            operation=whiten,
+            recovery=_recovery(affine),
+            **options,
+        )
+        self.num_groups, self.method, self.num_iters, self.affine = (
+            num_groups,
+            method,
+            num_iters,
+            affine,
+        )
+
+
+class InstanceWhitening(Normalize):
+    """Instance whitening (Siarohin et al. 2019, Pan et al. 2019): decorrelates channels within
+    each example.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        group_size: int | None = 64,
+        method: str = "newton",
+        num_iters: int | None = None,
+        affine: bool = True,
+        **options: Unpack[SampleOptions],
+    ) -> None:
+        whiten = operations.whiten(method, num_iters)
+        super().__init__(
+            num_features,
+            area=areas.instance(group_size),
+            operation=whiten,
+            recovery=_recovery(affine),
+            **options,
+        )
+        self.group_size, self.method, self.num_iters, self.affine = (
+            group_size,
+            method,
+            num_iters,
+            affine,
+        )

@@ -1,0 +1,212 @@
+"""``Normalize``: area × operation × recovery as an ``nn.Module``.
+
+It holds state and checks arguments; ``functional`` holds the mathematics.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from .. import area as areas
+from .. import functional
+from .. import operation as operations
+from ..area import Area
+from ..operation import Operation
+from ..recovery import Affine, Recovery
+from ..recovery import resolve as resolve_recovery
+from .running import RunningTransform
+
+
+class SampleOptions(TypedDict, total=False):
+    """Keywords of every layer."""
+
+    eps: float
+    act: str | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class BatchOptions(SampleOptions, total=False):
+    """Keywords of layers whose area spans the batch."""
+
+    momentum: float | None
+    track_running_stats: bool
+    running: str
+    check_finite: bool
+    process_group: object
+
+
+class Normalize(RunningTransform):
+    """Any normalization of the survey: area × operation × recovery, each by name or as an object.
+
+    Args:
+        num_features: channels of the input, (N, C, *) of any rank ≥ 2.
+        area: which numbers belong together: "batch", "layer", "instance", "position", or an object
+            of ``isonorm.area``, such as ``area.group(num_groups=8)``.
+        operation: "center", "scale", "standardize", "whiten", or an object of
+            ``isonorm.operation``, such as ``operation.whiten("newton", 5)``.
+        recovery: "affine" (γ, β per channel), "coloring" (a matrix per group, and β), or None.
+        eps: added to the diagonal of every covariance before its root.
+        momentum: the new batch's weight in the running statistics; None: cumulative average.
+        act: None, "identity", "relu" or "silu", applied last.
+        track_running_stats: False normalizes by the batch in eval, too.
+        running: what is averaged for eval: "covariance", from which W is derived, or "whitening",
+            W itself, as in IterNorm Eq. 8 and DBN Algorithm 1.
+        check_finite: keep the running statistics when a batch's are not finite.
+        process_group: a ``torch.distributed`` group to share statistics with ("world": all ranks).
+
+    Areas within an example (layer, instance, group, position) keep no statistics: eval is train.
+
+    >>> import isonorm
+    >>> norm = isonorm.Normalize(6, area=isonorm.area.group(num_groups=3), operation="standardize")
+    >>> x = torch.randn(2, 6, 5, 5)
+    >>> torch.allclose(norm(x), torch.nn.functional.group_norm(x, 3), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        area: str | Area = "batch",
+        operation: str | Operation = "standardize",
+        recovery: str | type | None = "affine",
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        act: str | None = None,
+        track_running_stats: bool = True,
+        running: str = "covariance",
+        check_finite: bool = False,
+        process_group: object = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _check_arguments(num_features, eps, act)
+        self_area, self_operation = areas.resolve(area), operations.resolve(operation)
+        functional.check_composition(self_area, self_operation)
+        super().__init__(
+            num_features,
+            self_area,
+            self_operation,
+            eps=eps,
+            momentum=momentum,
+            track_running_stats=track_running_stats,
+            running=running,
+            check_finite=check_finite,
+            process_group=process_group,
+            device=device,
+            dtype=dtype,
+        )
+        self.act = act
+        self._recovery_class = resolve_recovery(recovery)
+        for name, parameter in self._initial_parameters(device, dtype).items():
+            self.register_parameter(name, parameter)
+        for name in ("weight", "bias"):  # as in torch, where they are None without affine
+            if name not in self._parameters:
+                self.register_parameter(name, None)
+
+    def _initial_parameters(self, device=None, dtype=None) -> dict[str, nn.Parameter]:
+        if self._recovery_class is None:
+            return {}
+        return self._recovery_class.initial(
+            self.num_features, self.area, device=device, dtype=dtype
+        )
+
+    @property
+    def recovery(self) -> Recovery:
+        """The layer's recovery with its present parameters."""
+        if self._recovery_class is None:
+            return Affine(None, None)
+        return self._recovery_class(*(getattr(self, name) for name in self._recovery_class._fields))
+
+    def reset_parameters(self) -> None:
+        """Running statistics and recovery as they were when the layer was made."""
+        self.reset_running_stats()
+        with torch.no_grad():
+            for name, value in self._initial_parameters().items():
+                getattr(self, name).copy_(value)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The normalized input, in its dtype and memory format; a residual is added before the
+        activation.
+        """
+        self._check_channels(x)
+        if self.uses_running_statistics:
+            return functional.apply_transform(
+                x, self.transform_for_eval(), self.mean_for_eval(), self.recovery,
+                self._applied_area, act=self.act, residual=residual,
+            )  # fmt: skip
+        result = functional.normalize_with_transform(
+            x, self.area, self.operation, self.recovery,
+            eps=self.eps, act=self.act, residual=residual, group=self.process_group,
+        )  # fmt: skip
+        self.commit(result.statistics, result.transform)
+        return result.y
+
+    def inference_map(self) -> tuple[Tensor, Tensor]:
+        """(A, c) with y = A·x + c for each group of channels in eval, before the activation: what
+        ``fold`` merges.
+
+        A is (groups, g, g), padded by the identity where the last group is shorter; c is (C,).
+        Differentiable in the layer's parameters. Raises where eval is not one fixed map.
+
+        >>> import isonorm
+        >>> norm = isonorm.IterNorm(4, group_size=2).eval()
+        >>> A, c = norm.inference_map()
+        >>> x = torch.randn(5, 4)
+        >>> y = (A @ x.view(5, 2, 2, 1)).view(5, 4) + c
+        >>> torch.allclose(y, norm(x), atol=1e-6)
+        True
+        """
+        return self.map_for_eval(self.recovery)
+
+    def _check_channels(self, x: Tensor) -> None:
+        if x.dim() < 2 or x.shape[1] != self.num_features:
+            raise ValueError(
+                f"{type(self).__name__} expected input (N, {self.num_features}, *) with "
+                f"{self.num_features} channels "
+                f"in dimension 1; got shape {tuple(x.shape)}."
+            )
+
+    def extra_repr(self) -> str:
+        recovered = None if self._recovery_class is None else self._recovery_class.name
+        return (
+            f"{self.num_features}, area={self.area!r}, operation={self.operation!r}, "
+            f"recovery={recovered!r}" + (self._common_repr())
+        )
+
+    def _common_repr(self) -> str:
+        """The keywords shared by all layers, as far as they differ from their defaults (eps
+        always).
+        """
+        parts = [f"eps={self.eps}"]
+        if self.area.spans_batch:
+            parts.append(f"momentum={self.momentum}")
+            if not self.track_running_stats:
+                parts.append("track_running_stats=False")
+            if self.running != "covariance":
+                parts.append(f"running={self.running!r}")
+            if self.check_finite:
+                parts.append("check_finite=True")
+            if self.process_group:
+                parts.append(f"process_group={self.process_group!r}")
+        if self.act is not None:
+            parts.append(f"act={self.act!r}")
+        return ", " + ", ".join(parts)
+
+
+def _check_arguments(num_features: int, eps: float, act: str | None) -> None:
+    if not isinstance(num_features, int) or isinstance(num_features, bool) or num_features < 1:
+        raise ValueError(
+            "num_features must be a positive integer, the number of channels; got "
+            f"{num_features!r}."
+        )
+    if not isinstance(eps, (int, float)) or eps < 0:
+        raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
+    if act is not None and act not in functional.ACTIVATIONS:
+        raise ValueError(
+            f"act must be None or one of {', '.join(functional.ACTIVATIONS)}; got {act!r}."
+        )

@@ -1,0 +1,271 @@
+"""Running statistics, and the fixed map they make of a layer in eval.
+
+Two estimates are possible. ``running="covariance"`` averages Σ (without eps, unbiased as torch's
+running variance is) and derives W from it; ``running="whitening"`` averages W, as the papers do.
+Either way the W used in eval lies in a non-persistent buffer, made when the layer enters eval or
+loads a state, so that eval, export and ONNX contain a product and no linear algebra. The affine
+parameters are not part of it: they may be trained in eval, with statistics frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..area import Area, Block
+from ..kernels import transforms_active
+from ..operation import Operation
+from ..recovery import Affine, Recovery
+from ..statistics import Statistics, group_name, join_matrices
+
+
+class RunningTransform(nn.Module):
+    """The state of a normalization layer: running mean, running Σ or W, and the W that eval uses.
+
+    Areas within an example keep none of it, nor does ``track_running_stats=False``.
+    """
+
+    _version = 1
+
+    running_mean: Tensor | None
+    running_cov: Tensor | None
+    running_whitening: Tensor | None
+    num_batches_tracked: Tensor | None
+    eval_transform: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        area: Area,
+        operation: Operation,
+        *,
+        eps: float,
+        momentum: float | None,
+        track_running_stats: bool,
+        running: str,
+        check_finite: bool,
+        process_group: object,
+        device=None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if running not in ("covariance", "whitening"):
+            raise ValueError(f"running must be 'covariance' or 'whitening'; got {running!r}.")
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must be None or between 0 and 1; got {momentum!r}.")
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
+        self.num_features = num_features
+        self.area = area
+        self.operation = operation
+        self.eps = eps
+        self.momentum = momentum
+        self.track_running_stats = track_running_stats
+        self.running = running
+        self.check_finite = check_finite
+        self.process_group = group_name(process_group)  # type: ignore[arg-type]
+        self._applied_area = area if operation.is_matrix else area.featurewise()
+        self._transform_source: tuple[int, int] | None = None
+
+        self.register_buffer("running_mean", None)
+        self.register_buffer(self._running_name, None)
+        self.register_buffer("num_batches_tracked", None)
+        self.register_buffer("eval_transform", None, persistent=False)
+        blocks = self._applied_area.partition(
+            num_features
+        )  # raises where the area does not fit the channels
+        if area.spans_batch and track_running_stats:
+            groups = [self._applied_area.problem_shape(block, 1, 1)[:2] for block in blocks]
+            self._num_problems, self._size = sum(b for b, _ in groups), groups[0][1]
+            self._num_means = sum(b * d for b, d in groups)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            options = {"device": device, "dtype": wide}
+            eye = torch.eye(self._size, **options).repeat(self._num_problems, 1, 1)
+            self.running_mean = torch.zeros(self._num_means, **options)
+            setattr(self, self._running_name, eye)
+            self.num_batches_tracked = torch.tensor(0, dtype=torch.long, device=device)
+            self.eval_transform = eye.clone()
+            self.refresh()
+        self.register_load_state_dict_post_hook(_refresh_after_load)
+
+    @property
+    def _running_name(self) -> str:
+        return "running_cov" if self.running == "covariance" else "running_whitening"
+
+    @property
+    def uses_running_statistics(self) -> bool:
+        return not self.training and self.running_mean is not None
+
+    def reset_running_stats(self) -> None:
+        if self.running_mean is None:
+            return
+        matrix = self._running_matrix()
+        with torch.no_grad():
+            self.running_mean.zero_()
+            matrix.copy_(
+                torch.eye(self._size, device=matrix.device, dtype=matrix.dtype).expand_as(matrix)
+            )
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.zero_()
+        self.refresh()
+
+    @torch.no_grad()
+    def commit(self, statistics: Statistics, transform: Tensor) -> None:
+        """Averages a batch's statistics into the running ones: the only line of the package that
+        does.
+
+        An empty batch, and the second forward of activation checkpointing, leave them as they were.
+        """
+        if not self.training or self.running_mean is None or being_recomputed():
+            return
+        count = statistics.count
+        if isinstance(count, int) and count == 0:
+            return
+        assert self.num_batches_tracked is not None
+        running = self._running_matrix()
+        mean = statistics.mean.reshape(-1)[: self._num_means].to(self.running_mean.dtype)
+        if self.running == "whitening":
+            matrix = transform
+        elif self.operation.centers and self.operation.is_quadratic:
+            matrix = statistics.unbiased_cov()
+        else:
+            matrix = statistics.cov
+        matrix = matrix.to(running.dtype)
+
+        seen = torch.ones_like(self.num_batches_tracked, dtype=torch.bool)
+        if isinstance(count, Tensor):
+            seen = seen & (count > 0)
+        if self.check_finite:
+            seen = seen & mean.isfinite().all() & matrix.isfinite().all()
+            mean = torch.where(seen, mean, self.running_mean)
+            matrix = torch.where(seen, matrix, running)
+        self.num_batches_tracked += seen
+        if self.momentum is None:
+            rate = (seen / self.num_batches_tracked.clamp(min=1)).to(running.dtype)
+        else:
+            rate = seen.to(running.dtype) * self.momentum
+        self.running_mean.lerp_(mean, rate)
+        running.lerp_(matrix, rate)
+
+    def _running_matrix(self) -> Tensor:
+        return getattr(self, self._running_name)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Derives the W of eval from the running statistics. Called on ``eval()``, on loading,
+        and when they changed.
+        """
+        if self.eval_transform is None:
+            return
+        running = self._running_matrix()
+        self._transform_source = (
+            (id(running), running._version) if not running.is_inference() else None
+        )
+        if running.is_meta:
+            return
+        if self.running == "whitening":
+            self.eval_transform.copy_(running)
+            return
+        start = 0
+        for block in self._applied_area.partition(self.num_features):
+            b, d, _ = self._applied_area.problem_shape(block, 1, 1)
+            rows = slice(start, start + b)
+            self.eval_transform[rows, :d, :d] = self.operation.transform(
+                running[rows, :d, :d], self.eps
+            )
+            start += b
+
+    def transform_for_eval(self) -> Tensor:
+        """(b, d, d) W, derived anew if the running statistics were written to since: an averaged
+        or edited model.
+        """
+        assert self.eval_transform is not None
+        running = self._running_matrix()
+        in_graph = torch.compiler.is_compiling() or transforms_active()
+        if (
+            not in_graph
+            and not running.is_inference()
+            and self._transform_source != (id(running), running._version)
+        ):
+            self.refresh()
+        return self.eval_transform
+
+    def mean_for_eval(self) -> Tensor:
+        """(b, d) μ, padded like W."""
+        assert self.running_mean is not None
+        padding = self._num_problems * self._size - self._num_means
+        mean = nn.functional.pad(self.running_mean, (0, padding)) if padding else self.running_mean
+        return mean.view(self._num_problems, self._size)
+
+    def map_for_eval(self, recovery: Recovery) -> tuple[Tensor, Tensor]:
+        """(A, c): see ``Normalize.inference_map``."""
+        if self.running_mean is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has no fixed map in eval: area {self.area!r} with "
+                "track_running_stats="
+                f"{self.track_running_stats} normalizes every input by its own statistics."
+            )
+        matrices, offsets = [], []
+        for block, w, mu in self._eval_parts():
+            if (
+                self.area.features != "channels"
+            ):  # one scale and one mean for all channels of a group
+                w, mu = (
+                    w.repeat_interleave(block.size, dim=0),
+                    mu.repeat_interleave(block.size, dim=0),
+                )
+            if w.shape[-1] == 1 and isinstance(recovery, Affine):
+                a = (
+                    w
+                    if recovery.weight is None
+                    else w * recovery.weight[block.channels].view(-1, 1, 1)
+                )
+            else:
+                diagonal = w.shape[-1] == 1
+                w = torch.diag_embed(w.view(block.groups, block.size)) if diagonal else w
+                a, mu = recovery.fold(w, block), mu.view(block.groups, block.size)
+            offset = -(a @ mu.unsqueeze(-1)).reshape(-1)
+            if recovery.bias is not None:
+                offset = offset + recovery.bias[block.channels]
+            matrices.append(a)
+            offsets.append(offset)
+        return join_matrices(matrices), torch.cat(offsets)
+
+    def _eval_parts(self) -> Iterator[tuple[Block, Tensor, Tensor]]:
+        """Each block with its W (b, d, d) and μ (b, d)."""
+        w, mean, start = self.transform_for_eval(), self.mean_for_eval(), 0
+        for block in self._applied_area.partition(self.num_features):
+            b, d, _ = self._applied_area.problem_shape(block, 1, 1)
+            yield block, w[start : start + b, :d, :d], mean[start : start + b, :d]
+            start += b
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        if not mode:
+            self.refresh()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
+        """Moves and casts like any module, except that running statistics never become 16-bit."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is None or new is None or not old.is_floating_point():
+                continue
+            if new.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = old.to(device=new.device)
+        return self
+
+
+def _refresh_after_load(module: RunningTransform, incompatible_keys) -> None:
+    module.refresh()
+
+
+def being_recomputed() -> bool:
+    """Whether this forward is activation checkpointing's second one, which runs inside a
+    backward pass.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

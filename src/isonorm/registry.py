@@ -1,0 +1,68 @@
+"""Normalizations by name, with the papers they come from."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from . import layers
+
+
+class Entry(NamedTuple):
+    layer: type[nn.Module]
+    paper: str
+
+
+_ENTRIES = (
+    Entry(
+        layers.IterNorm,
+        "Huang et al., Iterative Normalization: Beyond Standardization towards Efficient "
+        "Whitening, "
+        "CVPR 2019",
+    ),
+    Entry(layers.DBN, "Huang et al., Decorrelated Batch Normalization, CVPR 2018"),
+    Entry(layers.BatchNorm, "Ioffe & Szegedy, Batch Normalization, ICML 2015"),
+    Entry(layers.LayerNorm, "Ba, Kiros & Hinton, Layer Normalization, 2016"),
+    Entry(layers.InstanceNorm, "Ulyanov, Vedaldi & Lempitsky, Instance Normalization, 2016"),
+    Entry(layers.GroupNorm, "Wu & He, Group Normalization, ECCV 2018"),
+    Entry(layers.BatchGroupNorm, "Zhou et al., Batch Group Normalization, 2020"),
+    Entry(layers.PositionalNorm, "Li et al., Positional Normalization, NeurIPS 2019"),
+    Entry(
+        layers.GroupWhitening,
+        "Huang et al., Group Whitening: Balancing Learning Efficiency and Representational "
+        "Capacity, CVPR 2021",
+    ),
+    Entry(
+        layers.InstanceWhitening,
+        "Pan et al., Switchable Whitening for Deep Representation Learning, ICCV 2019",
+    ),
+)
+
+#: Name → layer and paper; names are the class names in lower case.
+REGISTRY: dict[str, Entry] = {entry.layer.__name__.lower(): entry for entry in _ENTRIES}
+
+
+def create_norm(name: str, num_features: int, **options: Any) -> nn.Module:
+    """A normalization layer by name.
+
+    >>> create_norm("iternorm", 64, num_iters=7)
+    IterNorm(64, group_size=64, num_iters=7, affine=True, eps=1e-05, momentum=0.1)
+    """
+    entry = REGISTRY.get(name.lower()) if isinstance(name, str) else None
+    if entry is None:
+        near = get_close_matches(str(name).lower(), REGISTRY, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(REGISTRY)}."
+        raise ValueError(f"there is no normalization called {name!r}; {hint}")
+    return entry.layer(num_features, **options)
+
+
+def list_norms(pattern: str = "*") -> list[str]:
+    """The names that match a shell pattern.
+
+    >>> list_norms("*whiten*")
+    ['groupwhitening', 'instancewhitening']
+    """
+    return [name for name in REGISTRY if fnmatchcase(name, pattern.lower())]
