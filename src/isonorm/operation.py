@@ -79,7 +79,7 @@ class Operation:
             # At d = 1 every root is this one: Eq. 4–5 of IterNorm divide Σ by itself before the
             # iteration.
             return (cov + eps).rsqrt()
-        return self.root(add_eps(cov, eps))
+        return self.root.on(cov.device)(add_eps(cov, eps))
 
     def __repr__(self) -> str:
         if self.name == "whiten":

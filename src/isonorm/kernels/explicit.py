@@ -155,7 +155,7 @@ def unpack(saved: Saved, plan: Plan, *input_shape: int) -> Iterator[_Problem]:
     shapes = plan.problem_shapes(*input_shape)
     means = _unpack(saved.mean, [(b, d) for _, b, d, _ in shapes])
     covs, ws = (_unpack(t, [(b, d, d) for _, b, d, _ in shapes]) for t in (saved.cov, saved.w))
-    memos = _unpack(saved.memo, [plan.memo_shape(b, d, m) for _, b, d, m in shapes])
+    memos = _unpack(saved.memo, [plan.memo_shape(b, d, m, saved.w.device) for _, b, d, m in shapes])
     for (block, b, d, m), mean, cov, w, memo in zip(shapes, means, covs, ws, memos, strict=True):
         yield _Problem(block, b, d, m, mean, cov, w, memo)
 
@@ -191,9 +191,10 @@ def _moments(view: Tensor, plan: Plan, dtype: torch.dtype, b: int, d: int) -> St
 
 def _root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
     """Step 2."""
-    if plan.root is None:
+    root = plan.root(cov.device)
+    if root is None:
         return (cov + plan.eps).rsqrt(), cov.new_empty(0)
-    return plan.root.forward(add_eps(cov, plan.eps), m)
+    return root.forward(add_eps(cov, plan.eps), m)
 
 
 def _apply(
@@ -268,9 +269,10 @@ def _transform_gradient(recovery: Recovery, outer: Tensor, p: _Problem) -> Tenso
 
 def _root_backward(dw: Tensor, p: _Problem, plan: Plan) -> Tensor:
     """Step 5: dΣ from dW."""
-    if plan.root is None:
+    root = plan.root(dw.device)
+    if root is None:
         return -0.5 * dw * p.w**3
-    return plan.root.backward(dw, add_eps(p.cov, plan.eps), p.w, p.memo)
+    return root.backward(dw, add_eps(p.cov, plan.eps), p.w, p.memo)
 
 
 def _backward_apply(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..area import Area, Block
@@ -37,12 +38,12 @@ class Plan:
     eps: float
     group: str = ""
 
-    @property
-    def root(self) -> Root | None:
+    def root(self, device: torch.device) -> Root | None:
         """The root of a whitening with more than one feature; None where W is one reciprocal
         square root.
         """
-        return self.operation.root if "d" in self.area.roles else None
+        root = self.operation.root if "d" in self.area.roles else None
+        return None if root is None else root.on(device)
 
     @property
     def folds_recovery(self) -> bool:
@@ -56,8 +57,9 @@ class Plan:
         blocks = self.area.partition(channels)
         return [(block, *self.area.problem_shape(block, batch, positions)) for block in blocks]
 
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
-        return (0,) if self.root is None else self.root.memo_shape(b, d, m)
+    def memo_shape(self, b: int, d: int, m: int, device: torch.device) -> tuple[int, ...]:
+        root = self.root(device)
+        return (0,) if root is None else root.memo_shape(b, d, m)
 
     def encode(self) -> str:
         """One word a field, since the compiler must be able to trace this: "batch mbdm channels

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .cholesky import Cholesky
@@ -21,6 +22,10 @@ from .polar import DEFAULT_STEPS, Polar
 
 class Root(Protocol):
     name: str
+
+    def on(self, device: torch.device) -> Root:
+        """The root that gives this one's result on a device, the fast way there."""
+        ...
 
     def __call__(self, sigma: Tensor) -> Tensor: ...
 

@@ -7,6 +7,8 @@ order.
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,9 @@ class Cholesky:
     """L^(-1), lower triangular with a positive diagonal."""
 
     name = "cholesky"
+
+    def on(self, device: torch.device) -> Self:
+        return self
 
     def __call__(self, sigma: Tensor) -> Tensor:
         return gauge.whiten(sigma, self)

@@ -10,10 +10,13 @@ of any order stay finite.
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from . import gauge
+from .polar import Polar
 from .recurrence import identity_like, trace
 
 
@@ -113,9 +116,17 @@ class _InverseSquareRoot(torch.autograd.Function):
 
 
 class ZCA:
-    """Σ^(-1/2): the whitening that moves the data least (DBN Eq. 4)."""
+    """Σ^(-1/2): the whitening that moves the data least (DBN Eq. 4).
+
+    On a GPU an eigendecomposition of small matrices is slow and waits for the host, so there the same
+    matrix comes from polynomials: equal to float32 rounding for eigenvalues down to
+    ``polar.SPECTRAL_BOUND`` of ‖Σ‖_F, and short of full whitening below.
+    """
 
     name = "zca"
+
+    def on(self, device: torch.device) -> ZCA | Polar:
+        return Polar() if device.type == "cuda" else self
 
     def __call__(self, sigma: Tensor) -> Tensor:
         return _InverseSquareRoot.apply(sigma)[0]
@@ -142,6 +153,9 @@ class PCA:
     """
 
     name = "pca"
+
+    def on(self, device: torch.device) -> Self:
+        return self
 
     def __call__(self, sigma: Tensor) -> Tensor:
         return gauge.whiten(sigma, self)

@@ -7,6 +7,9 @@ of d = 64 leaves T = 5 with variance 0.59.
 
 from __future__ import annotations
 
+from typing import Self
+
+import torch
 from torch import Tensor
 
 from . import recurrence
@@ -20,6 +23,9 @@ class Newton:
     def __init__(self, num_iters: int) -> None:
         self.num_iters = num_iters
         self.steps = (recurrence.NEWTON,) * num_iters
+
+    def on(self, device: torch.device) -> Self:
+        return self
 
     def __call__(self, sigma: Tensor) -> Tensor:
         return recurrence.root(sigma, self.steps, recurrence.trace)

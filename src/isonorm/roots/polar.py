@@ -12,6 +12,7 @@ The coefficients are generated here, for the requested number of steps, by equio
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class Polar:
     def __init__(self, num_iters: int = DEFAULT_STEPS, bound: float = SPECTRAL_BOUND) -> None:
         self.num_iters = num_iters
         self.steps = minimax_steps(num_iters, bound)
+
+    def on(self, device: torch.device) -> Self:
+        return self
 
     def __call__(self, sigma: Tensor) -> Tensor:
         return recurrence.root(sigma, self.steps, recurrence.frobenius)
