@@ -13,8 +13,11 @@ from torch import Tensor
 
 from ..area import Area, Block
 from ..operation import Operation
-from ..roots import Root
+from ..roots import Newton, Polar, Root
 from ..statistics import Statistics
+
+#: The largest group whose matrices fit the registers and shared memory of one program.
+FUSED_ROOT = 64
 
 
 class Result(NamedTuple):
@@ -25,9 +28,42 @@ class Result(NamedTuple):
     transform: Tensor
 
 
+class Problem(NamedTuple):
+    """One block with its problem shape, its statistics, and what forward kept of its root."""
+
+    block: Block
+    b: int
+    d: int
+    m: int
+    mean: Tensor  # (b, d)
+    cov: Tensor  # (b, d, d)
+    w: Tensor  # (b, d, d)
+    memo: Tensor
+
+
+class Sums(NamedTuple):
+    """What step 4 adds up over samples; the recovery's gradients only where they need x̂."""
+
+    f: Tensor  # (b, d) Σ dy
+    outer: Tensor  # (b, d, d) Σ dy(x − μ)ᵀ
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    """What step 5 makes of the sums: the recovery's gradients, and dx = Aᵀdy + slope(x − μ) + shift."""
+
+    dweight: Tensor | None
+    dbias: Tensor | None
+    a: Tensor  # (b, d, d)
+    slope: Tensor  # (b, d, d), symmetric
+    shift: Tensor  # (b, d)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Area and operation of one pass, its eps, and the process group it reduces over ("" for none).
+    """Area and operation of one pass, its eps, the process group it reduces over ("" for none) and
+    the implementation that runs it.
 
     The area is featurewise where the operation treats features one by one, so that ``"d" in
     area.roles`` says whether there are matrices to multiply.
@@ -37,6 +73,7 @@ class Plan:
     operation: Operation
     eps: float
     group: str = ""
+    backend: str = "torch"
 
     def root(self, device: torch.device) -> Root | None:
         """The root of a whitening with more than one feature; None where W is one reciprocal
@@ -57,8 +94,16 @@ class Plan:
         blocks = self.area.partition(channels)
         return [(block, *self.area.problem_shape(block, batch, positions)) for block in blocks]
 
+    def fuses_root(self, d: int, device: torch.device) -> bool:
+        """Whether one kernel runs the whole recurrence of a group: newton or polar, d up to 64."""
+        root = self.root(device)
+        return self.backend == "triton" and isinstance(root, Newton | Polar) and d <= FUSED_ROOT
+
     def memo_shape(self, b: int, d: int, m: int, device: torch.device) -> tuple[int, ...]:
         root = self.root(device)
+        if self.fuses_root(d, device):
+            assert isinstance(root, Newton | Polar)
+            return (len(root.steps) * (4 if isinstance(root, Polar) else 3), b, d, d)
         return (0,) if root is None else root.memo_shape(b, d, m)
 
     def encode(self) -> str:
@@ -68,12 +113,12 @@ class Plan:
         a, o = self.area, self.operation
         area = f"{a.name} {a.roles} {a.features} {a.group_size} {a.num_groups}"
         operation = f"{o.name} {o.centers} {o.scales} {o.norm} {o.method} {o.num_iters}"
-        return f"{area} {operation} {self.eps} {self.group}"
+        return f"{area} {operation} {self.eps} {self.backend} {self.group}"
 
     @staticmethod
     @lru_cache(maxsize=512)
     def decode(text: str) -> Plan:
-        words = text.split(" ", 12)
+        words = text.split(" ", 13)
         name, roles, features, size, count, kind, centers, scales, norm, method, steps = words[:11]
         area = Area(name, roles, features, _integer(size), _integer(count))  # type: ignore[arg-type]
         operation = Operation(
@@ -84,7 +129,7 @@ class Plan:
             None if method == "None" else method,
             _integer(steps),
         )
-        return Plan(area, operation, float(words[11]), words[12])
+        return Plan(area, operation, float(words[11]), group=words[13], backend=words[12])
 
 
 def _integer(text: str) -> int | None:
