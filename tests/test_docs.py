@@ -12,12 +12,16 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def python_blocks(page: Path) -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    return "\n".join(
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_snippets_of_a_page_run_in_order(page: Path) -> None:
-    exec(compile(python_blocks(page), str(page), "exec"), {})  # raises where a snippet does not hold
+    exec(
+        compile(python_blocks(page), str(page), "exec"), {}
+    )  # raises where a snippet does not hold
 
 
 def test_there_are_snippets_to_run() -> None:

@@ -8,6 +8,8 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -142,8 +144,10 @@ def normalize_with_transform(
         x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
     )  # (N, C, S), a view of NCHW and channels_last
     check_count(flat, plan, statistics)
-    if statistics is None and choose(operation).backend == "torch":
-        y, statistics, transform = _explicit(flat, recovery, plan)
+    colors = isinstance(recovery, Coloring)
+    backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
+    if backend != "reference":
+        y, statistics, transform = _explicit(flat, recovery, replace(plan, backend=backend))
     else:
         y, statistics, transform = reference.run(flat, recovery, plan, statistics)
     check_global_count(plan.problem_shapes(*flat.shape)[0][3], statistics)

@@ -152,7 +152,7 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
     if name == "world":
         group = dist.group.WORLD
     else:
-        group = dist.distributed_c10d._resolve_process_group(name)
+        group = dist.distributed_c10d._resolve_process_group(name)  # pyright: ignore
     return group if group is not None and dist.get_world_size(group) > 1 else None
 
 

@@ -2,21 +2,31 @@
 
 ``reference``  plain, differentiable torch, written like the papers; right under every transform
 ``torch``      the explicit forward and backward in plain torch, on any device
+``triton``     the same in Triton kernels, for areas over the batch on a GPU
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..area import Area
 from ..operation import Operation
 
 BACKENDS = ("auto", "reference", "torch", "triton")
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+#: Whether Triton's interpreter stands in for a GPU, as in the tests.
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+#: The largest group whose products fit shared memory: 16-bit operands, and float32 ones.
+LARGEST_GROUP, LARGEST_FLOAT32_GROUP = 128, 64
 
 
 class Choice(NamedTuple):
@@ -27,10 +37,6 @@ class Choice(NamedTuple):
 def _checked(name: str, source: str) -> str:
     if name not in BACKENDS:
         raise ValueError(f"{source} must be one of {', '.join(BACKENDS)}; got {name!r}.")
-    if name == "triton":
-        raise RuntimeError(
-            f"{source}='triton' was asked for, but this release has no Triton kernels; use 'auto'."
-        )
     return name
 
 
@@ -43,9 +49,9 @@ def backend(name: str) -> Iterator[None]:
 
     An implementation that was asked for by name runs, or the call raises with the reason.
 
-    >>> from isonorm.operation import whiten
+    >>> from isonorm import area, operation
     >>> with backend("reference"):
-    ...     choose(whiten())
+    ...     choose(operation.whiten(), area.batch(), torch.randn(8, 4))
     Choice(backend='reference', reason='asked for')
     """
     global _requested
@@ -63,21 +69,51 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def choose(operation: Operation) -> Choice:
+def choose(operation: Operation, area: Area, x: Tensor, colors: bool = False) -> Choice:
     """The implementation for a training pass, and the reason for it."""
     if _requested == "reference":
         return Choice("reference", "asked for")
+    reason = _why_reference(operation)
+    if reason is None and _requested != "torch":
+        reason = _why_not_triton(area, operation, x, colors)
+        if reason is None:
+            return Choice("triton", "asked for" if _requested == "triton" else "a GPU is there")
+        if _requested == "triton":
+            raise RuntimeError(f"backend='triton' was asked for, but {reason}.")
+        return Choice("torch", reason)
+    if reason is None:
+        return Choice("torch", "asked for")
+    if _requested == "triton":
+        raise RuntimeError(f"backend='triton' was asked for, but {reason}.")
+    return Choice("reference", reason)
+
+
+def _why_reference(operation: Operation) -> str | None:
+    """What only the reference can do here, if anything."""
     if transforms_active():
-        return Choice(
-            "reference", "a torch.func transform is active, which the explicit path has no rule for"
-        )
+        return "a torch.func transform is active, which the explicit path has no rule for"
     if forward_ad._current_level >= 0:
-        return Choice(
-            "reference",
-            "forward-mode differentiation is active, which the explicit path has no rule for",
-        )
+        return "forward-mode differentiation is active, which the explicit path has no rule for"
     if not operation.is_quadratic:
-        return Choice("reference", f"{operation!r} is not made of means and covariances")
-    return Choice(
-        "torch", "asked for" if _requested == "torch" else "the explicit path in plain torch"
-    )
+        return f"{operation!r} is not made of means and covariances"
+    return None
+
+
+def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -> str | None:
+    """What keeps the kernels from running, if anything."""
+    if not x.is_cuda and not INTERPRETING:
+        return f"the input is on {x.device.type}, and the kernels need a GPU"
+    if not HAS_TRITON:
+        return "triton is not installed"
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"the kernels take float16, bfloat16 and float32 input, not {x.dtype}"
+    if area.name != "batch":
+        return f"the kernels are for areas over the batch, not {area!r}"
+    if colors:
+        return "the kernels have no coloring"
+    size = area.partition(x.shape[1])[0].size
+    float32 = x.dtype == torch.float32 or operation.method != "newton"
+    largest = LARGEST_FLOAT32_GROUP if float32 else LARGEST_GROUP
+    if operation.is_matrix and size > largest:
+        return f"the kernels take groups up to {largest} channels for this, not {size}"
+    return None

@@ -20,6 +20,9 @@ def run(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, color: Tensor | None, plan: Plan
 ) -> tuple[Tensor, Saved]:
     """Normalizes an (N, C, S) tensor. Gradients flow through y, mean and cov."""
+    dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
+    if plan.backend == "triton" and not dense:
+        x = x.contiguous()  # kernels walk input and output by the same strides
     if torch.compiler.is_compiling():
         y, *saved = _forward_op(x, weight, bias, color, plan.encode())
     else:

@@ -11,8 +11,8 @@ Where features are channels γ (or a coloring Γ) is part of A. Elsewhere (layer
 position) it varies along the samples: steps 4 and 6 then see γ·dy for dy, and step 4 sums dy and
 dy·x̂ per channel besides. Across ranks, the sums of steps 1 and 4 are added, in one collective each.
 
-The steps themselves are ``plain`` or ``gpu``: this module only walks through them. Tensors that belong
-to problems travel packed: one flat tensor for all blocks of the area, usually one block.
+The steps themselves are ``plain`` or ``gpu``: this module only walks through them. Tensors that
+belong to problems travel packed: one flat tensor for all blocks of the area, usually one block.
 
 Index legend: b problems, d features, m samples.
 """
@@ -118,7 +118,7 @@ def backward(
         steps.backward_apply(x, dy, dx, p, grads, recovery, plan)
         dweights.append(own[0])
         dbiases.append(own[1])
-    return dx, _joined(recovery[0], dweights), _joined(recovery.bias, dbiases)
+    return dx, _joined(recovery.gain, dweights), _joined(recovery.bias, dbiases)
 
 
 def _joined(parameter: Tensor | None, parts: list[Tensor]) -> Tensor | None:

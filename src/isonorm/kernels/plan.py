@@ -48,10 +48,13 @@ class Sums(NamedTuple):
     outer: Tensor  # (b, d, d) Σ dy(x − μ)ᵀ
     dweight: Tensor | None = None
     dbias: Tensor | None = None
+    coarse: bool = False  # whether the sums have bfloat16's accuracy, and more is wasted on them
 
 
 class Gradients(NamedTuple):
-    """What step 5 makes of the sums: the recovery's gradients, and dx = Aᵀdy + slope(x − μ) + shift."""
+    """What step 5 makes of the sums: the recovery's gradients, and dx = Aᵀdy + slope(x − μ) +
+    shift.
+    """
 
     dweight: Tensor | None
     dbias: Tensor | None

@@ -19,6 +19,11 @@ from .coloring import Coloring as Coloring
 
 class Recovery(Protocol):
     @property
+    def gain(self) -> Tensor | None:
+        """γ or Γ: what multiplies x̂."""
+        ...
+
+    @property
     def bias(self) -> Tensor | None: ...
 
     @staticmethod

@@ -16,6 +16,10 @@ class Affine(NamedTuple):
 
     name = "affine"
 
+    @property
+    def gain(self) -> Tensor | None:
+        return self.weight
+
     @staticmethod
     def initial(num_features: int, area: Area, device=None, dtype=None) -> dict[str, nn.Parameter]:
         return {

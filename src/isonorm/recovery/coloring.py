@@ -20,6 +20,10 @@ class Coloring(NamedTuple):
 
     name = "coloring"
 
+    @property
+    def gain(self) -> Tensor | None:
+        return self.color
+
     @staticmethod
     def initial(num_features: int, area: Area, device=None, dtype=None) -> dict[str, nn.Parameter]:
         blocks = area.partition(num_features)

@@ -118,8 +118,8 @@ class _InverseSquareRoot(torch.autograd.Function):
 class ZCA:
     """Σ^(-1/2): the whitening that moves the data least (DBN Eq. 4).
 
-    On a GPU an eigendecomposition of small matrices is slow and waits for the host, so there the same
-    matrix comes from polynomials: equal to float32 rounding for eigenvalues down to
+    On a GPU an eigendecomposition of small matrices is slow and waits for the host, so there the
+    same matrix comes from polynomials: equal to float32 rounding for eigenvalues down to
     ``polar.SPECTRAL_BOUND`` of ‖Σ‖_F, and short of full whitening below.
     """
 

@@ -1,0 +1,12 @@
+"""The six steps of the explicit path as Triton kernels, for areas over the batch.
+
+``stream`` reads and writes the activation, ``root`` works on d × d matrices, ``steps`` launches
+them. This package is imported only when its backend is chosen.
+"""
+
+from .steps import apply as apply
+from .steps import backward_apply as backward_apply
+from .steps import gradients as gradients
+from .steps import moments as moments
+from .steps import root as root
+from .steps import sums as sums

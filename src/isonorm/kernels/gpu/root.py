@@ -1,0 +1,193 @@
+"""Kernels on d × d matrices: the recurrence and its derivative, one program a group (steps 2 and
+5).
+
+The mathematics is that of ``roots.recurrence``. All iterates of a group stay in registers and
+shared memory; what the backward pass needs of them, Z (quintic steps only), Q, P and B, goes to the
+memo. Products are three-term TF32, float32 accuracy to a few units in the last place, never fewer
+bits: the iteration amplifies what it is given.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _matrix_offsets(i_group, size, D: tl.constexpr):
+    i_row, i_column = tl.arange(0, D)[:, None], tl.arange(0, D)[None, :]
+    o = i_group * size * size + i_row * size + i_column
+    return o, (i_row < size) & (i_column < size), i_row == i_column
+
+
+@triton.jit
+def _polynomial(b_z, b_eye, p_steps, k, QUINTIC: tl.constexpr, PRECISION: tl.constexpr):
+    a, b = tl.load(p_steps + 3 * k), tl.load(p_steps + 3 * k + 1)
+    b_q = b * b_z + a * b_eye
+    if QUINTIC:
+        c = tl.load(p_steps + 3 * k + 2)
+        b_q += c * tl.dot(b_z, b_z, input_precision=PRECISION)
+    return b_q
+
+
+@triton.jit
+def _normalized(p_cov, i_group, size, eps, D: tl.constexpr, FROBENIUS: tl.constexpr):
+    """Σ_N = (Σ + εI)/s and s."""
+    o, m, diagonal = _matrix_offsets(i_group, size, D)
+    b_sigma = tl.load(p_cov + o, mask=m, other=0.0)
+    b_sigma += tl.where(diagonal & m, eps, 0.0)
+    s = tl.sum(tl.sum(tl.where(diagonal, b_sigma, 0.0), 1), 0)
+    if FROBENIUS:
+        b_unit = b_sigma / s
+        s = s * tl.sqrt(tl.sum(tl.sum(b_unit * b_unit, 1), 0))
+    return b_sigma / s, s
+
+
+@triton.jit
+def _keep(p_memo, slot, groups, size, o, m, b):
+    tl.store(p_memo + slot * groups * size * size + o, b, mask=m)
+
+
+@triton.jit
+def statistics_kernel(
+    p_first, p_second, p_pivot, p_mean, p_cov, count, channels, size,
+    D: tl.constexpr, DIAG: tl.constexpr, CENTER: tl.constexpr,
+):  # fmt: skip
+    """μ and Σ of a group from its sums about the pivot."""
+    i_group = tl.program_id(0)
+    i_channel = tl.arange(0, D)
+    i_global = i_group * size + i_channel
+    m_channel = (i_channel < size) & (i_global < channels)
+    b_delta = tl.load(p_first + i_group * D + i_channel) / count
+    b_mean = tl.load(p_pivot + i_group * D + i_channel) + b_delta
+    if not CENTER:
+        b_mean = tl.zeros_like(b_mean)
+        b_delta = tl.zeros_like(b_delta)
+    tl.store(p_mean + i_global, b_mean, mask=m_channel)
+    if DIAG:
+        b_second = tl.load(p_second + i_group * D + i_channel) / count
+        tl.store(p_cov + i_global, b_second - b_delta * b_delta, mask=m_channel)
+    else:
+        o, m, _ = _matrix_offsets(i_group, size, D)
+        o_padded = i_group * D * D + i_channel[:, None] * D + i_channel[None, :]
+        b_second = tl.load(p_second + o_padded) / count
+        tl.store(p_cov + o, b_second - b_delta[:, None] * b_delta[None, :], mask=m)
+
+
+@triton.jit
+def root_kernel(
+    p_cov, p_steps, p_w, p_memo, eps, size,
+    T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Step 2: W = P_T(Σ_N)/√s, and the trail."""
+    i_group, groups = tl.program_id(0), tl.num_programs(0)
+    o, m, diagonal = _matrix_offsets(i_group, size, D)
+    b_eye = tl.where(diagonal, 1.0, 0.0)
+    b_z, s = _normalized(p_cov, i_group, size, eps, D, FROBENIUS)
+    SLOTS: tl.constexpr = 4 if QUINTIC else 3
+    b_p = b_eye
+    if T > 0:
+        b_q = _polynomial(b_z, b_eye, p_steps, 0, QUINTIC, PRECISION)
+        _keep(p_memo, 0, groups, size, o, m, b_q)
+        if QUINTIC:
+            _keep(p_memo, 3, groups, size, o, m, b_z)
+        b_p = b_q
+        if T > 1:
+            for k in range(1, T):
+                b_b = tl.dot(b_z, b_q, input_precision=PRECISION)
+                b_z = tl.dot(b_b, b_q, input_precision=PRECISION)
+                _keep(p_memo, SLOTS * (k - 1) + 2, groups, size, o, m, b_b)
+                _keep(p_memo, SLOTS * k + 1, groups, size, o, m, b_p)
+                b_q = _polynomial(b_z, b_eye, p_steps, k, QUINTIC, PRECISION)
+                _keep(p_memo, SLOTS * k, groups, size, o, m, b_q)
+                if QUINTIC:
+                    _keep(p_memo, SLOTS * k + 3, groups, size, o, m, b_z)
+                b_p = tl.dot(b_p, b_q, input_precision=PRECISION)
+    tl.store(p_w + o, b_p / tl.sqrt(s), mask=m)
+
+
+@triton.jit
+def root_backward_kernel(
+    p_f, p_outer, f_stride, o_stride, o_row, p_cov, p_w, p_memo, p_steps, p_weight,
+    p_dweight, p_a, p_slope, p_shift, count, eps, channels, size,
+    T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
+    WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m."""
+    i_group, groups = tl.program_id(0), tl.num_programs(0)
+    o, m, diagonal = _matrix_offsets(i_group, size, D)
+    i_channel = tl.arange(0, D)
+    i_global = i_group * size + i_channel
+    m_channel = (i_channel < size) & (i_global < channels)
+    b_f = tl.load(p_f + i_group * f_stride + i_channel, mask=m_channel, other=0.0)
+    o_outer = i_group * o_stride + i_channel[:, None] * o_row + i_channel[None, :]
+    b_dw = tl.load(p_outer + o_outer, mask=m, other=0.0)
+    b_w = tl.load(p_w + o, mask=m, other=0.0)
+    tl.store(p_dweight + i_global, tl.sum(b_w * b_dw, 1), mask=m_channel)
+    b_a = b_w
+    if WEIGHT:
+        b_weight = tl.load(p_weight + i_global, mask=m_channel, other=0.0).to(tl.float32)
+        b_dw *= b_weight[:, None]
+        b_a = b_w * b_weight[:, None]
+    tl.store(p_a + o, b_a, mask=m)
+    tl.store(p_shift + i_global, -tl.sum(b_a * b_f[:, None], 0) / count, mask=m_channel)
+    inner = 0.5 * tl.sum(tl.sum(b_dw * b_w, 1), 0)
+
+    b_sigma, s = _normalized(p_cov, i_group, size, eps, D, FROBENIUS)
+    SLOTS: tl.constexpr = 4 if QUINTIC else 3
+    stride = groups * size * size
+    b_dz = 0.5 * (b_dw + tl.trans(b_dw)) / tl.sqrt(s)
+    b_dp = tl.zeros((D, D), tl.float32)
+    for k in range(0, T):
+        b_dq = tl.load(p_steps + 3 * k + 1) * b_dz
+        if QUINTIC:
+            b_z = tl.load(p_memo + (SLOTS * k + 3) * stride + o, mask=m, other=0.0)
+            b_zdz = tl.dot(b_z, b_dz, input_precision=PRECISION)
+            b_dq += tl.load(p_steps + 3 * k + 2) * (b_zdz + tl.trans(b_zdz))
+        b_q = tl.load(p_memo + SLOTS * k * stride + o, mask=m, other=0.0)
+        if k == 0:
+            b_dp = b_dq
+        else:
+            b_p = tl.load(p_memo + (SLOTS * k + 1) * stride + o, mask=m, other=0.0)
+            b_dp = tl.dot(b_dp, b_q, input_precision=PRECISION)
+            b_dp = tl.dot(b_p, b_dq, b_dp, input_precision=PRECISION)
+        if k + 1 < T:
+            b_b = tl.load(p_memo + (SLOTS * k + 2) * stride + o, mask=m, other=0.0)
+            b_h = tl.dot(b_b, b_dq, input_precision=PRECISION)
+            b_dz = tl.dot(
+                tl.dot(b_q, b_dz, input_precision=PRECISION), b_q, input_precision=PRECISION
+            )
+            b_dz += b_h + tl.trans(b_h)
+    b_grad = 0.5 * (b_dp + tl.trans(b_dp))
+    through = tl.sum(tl.sum(b_grad * b_sigma, 1), 0) + inner
+    if FROBENIUS:
+        b_grad -= through * b_sigma
+    else:
+        b_grad -= tl.where(diagonal, through, 0.0)
+    tl.store(p_slope + o, b_grad * (2.0 / (s * count)), mask=m)
+
+
+@triton.jit
+def scale_backward_kernel(
+    p_f, p_outer, p_w, p_weight, p_dweight, p_a, p_slope, p_shift, count, channels,
+    BLOCK: tl.constexpr, WEIGHT: tl.constexpr, CENTER: tl.constexpr,
+):  # fmt: skip
+    """Step 5 for single channels, where W = (σ² + ε)^(-1/2) and dσ² = −½·dW·W³."""
+    i_channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i_channel < channels
+    b_f = tl.load(p_f + i_channel, mask=m, other=0.0)
+    b_dw = tl.load(p_outer + i_channel, mask=m, other=0.0)
+    b_w = tl.load(p_w + i_channel, mask=m, other=0.0)
+    tl.store(p_dweight + i_channel, b_w * b_dw, mask=m)
+    b_a = b_w
+    if WEIGHT:
+        b_weight = tl.load(p_weight + i_channel, mask=m, other=0.0).to(tl.float32)
+        b_dw *= b_weight
+        b_a *= b_weight
+    tl.store(p_a + i_channel, b_a, mask=m)
+    tl.store(p_slope + i_channel, -b_dw * b_w * b_w * b_w / count, mask=m)
+    b_shift = -b_a * b_f / count
+    if not CENTER:
+        b_shift = tl.zeros_like(b_shift)
+    tl.store(p_shift + i_channel, b_shift, mask=m)

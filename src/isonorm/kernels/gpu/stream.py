@@ -1,0 +1,241 @@
+"""Kernels that stream the activation: moments and apply, forward and backward (steps 1, 3, 4, 6).
+
+Each program owns one group of D channels and every P-th tile of BM samples. A tile is read as it
+lies: MERGED, where samples follow one another at one stride (channels_last, or no positions), or by
+image, where a tile is a piece of one image's row of positions (NCHW), so that loads stay
+contiguous. Centring is in float32, before any product. Partial sums go to memory and are added in a
+fixed order: no atomics, the same input gives the same bits.
+
+DIAG treats the D channels of a block one by one (standardization) instead of by a D × D matrix.
+PROMOTE multiplies 16-bit input as float32: full whitening stretches the smallest directions, and
+with them whatever rounding the operands of its products had.
+
+Names: i_ index, o_ offset, m_ mask, p_ pointer, b_ block in registers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sample_offsets(
+    i_tile, n, s, sn, ss, BM: tl.constexpr, MERGED: tl.constexpr, I64: tl.constexpr
+):
+    """Offsets and mask of the BM samples of a tile."""
+    if I64:
+        i_tile = i_tile.to(tl.int64)
+    if MERGED:
+        i_sample = i_tile * BM + tl.arange(0, BM)
+        o_sample = i_sample * ss
+        m_sample = i_sample < n * s
+    else:
+        tiles_per_image = tl.cdiv(s, BM)
+        i_image = i_tile // tiles_per_image
+        i_position = (i_tile - i_image * tiles_per_image) * BM + tl.arange(0, BM)
+        o_sample = i_image * sn + i_position * ss
+        m_sample = i_position < s
+    return o_sample, m_sample
+
+
+@triton.jit
+def _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr):
+    if WHOLE:
+        return tl.load(
+            p_x + o_sample[:, None] + o_channel[None, :], mask=m_sample[:, None], other=0.0
+        )
+    m_tile = m_sample[:, None] & m_channel[None, :]
+    return tl.load(p_x + o_sample[:, None] + o_channel[None, :], mask=m_tile, other=0.0)
+
+
+@triton.jit
+def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIAG: tl.constexpr):
+    """One part's sums: first those of all groups, (G, D), then the second ones, (G, D[, D])."""
+    groups = tl.num_programs(0)
+    SECOND: tl.constexpr = D if DIAG else D * D
+    i_channel = tl.arange(0, D)
+    p_part = p_sums + i_part.to(tl.int64) * groups * (D + SECOND)
+    tl.store(p_part + i_group * D + i_channel, b_first)
+    p_second = p_part + groups * D + i_group * SECOND
+    if DIAG:
+        tl.store(p_second + i_channel, b_second)
+    else:
+        tl.store(p_second + i_channel[:, None] * D + i_channel[None, :], b_second)
+
+
+@triton.jit
+def moments_kernel(
+    p_x, p_sums, p_pivot, n, s, sn, sc, ss, channels, tiles, size,
+    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
+    DIAG: tl.constexpr, CENTER: tl.constexpr, RAW: tl.constexpr, ALIGN: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile.
+
+    RAW takes p = 0, so that tiles go from memory to the tensor cores untouched.
+    """
+    i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    sc = sc * ALIGN
+    i_channel = tl.arange(0, D)
+    m_channel = (i_channel < size) & (i_group * size + i_channel < channels)
+    o_channel = (
+        (i_group * size + i_channel).to(tl.int64) * sc if I64 else (i_group * size + i_channel) * sc
+    )
+
+    b_pivot = tl.zeros((D,), tl.float32)
+    if CENTER and not RAW:
+        o_sample, m_sample = _sample_offsets(0, n, s, sn, ss, BM, MERGED, False)
+        b_x = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE).to(tl.float32)
+        b_pivot = tl.sum(b_x, 0) / tl.sum(m_sample.to(tl.float32), 0)
+    b_first = tl.zeros((D,), tl.float32)
+    if DIAG:
+        b_second = tl.zeros((D,), tl.float32)
+    else:
+        b_second = tl.zeros((D, D), tl.float32)
+    for i_tile in range(i_part, tiles, parts):
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        b_x = b_raw.to(tl.float32)
+        if not RAW:
+            b_x = tl.where(m_sample[:, None], b_x - b_pivot[None, :], 0.0)
+        b_first += tl.sum(b_x, 0)
+        if DIAG:
+            b_second += tl.sum(b_x * b_x, 0)
+        elif RAW:
+            b_second = tl.dot(tl.trans(b_raw), b_raw, b_second, input_precision=PRECISION)
+        else:
+            b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
+            b_second = tl.dot(tl.trans(b_t), b_t, b_second, input_precision=PRECISION)
+
+    _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
+    if i_part == 0:
+        tl.store(p_pivot + i_group * D + i_channel, b_pivot)
+
+
+@triton.jit
+def apply_kernel(
+    p_x, p_y, p_w, p_mean, p_weight, p_bias, n, s, sn, sc, ss, channels, tiles, size,
+    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
+    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ALIGN: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Step 3: y = γ·W(x − μ) + β."""
+    i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    sc = sc * ALIGN
+    i_channel = tl.arange(0, D)
+    i_global = i_group * size + i_channel
+    m_channel = (i_channel < size) & (i_global < channels)
+    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
+    b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
+    if WEIGHT:
+        b_weight = tl.load(p_weight + i_global, mask=m_channel, other=0.0).to(tl.float32)
+    if BIAS:
+        b_bias = tl.load(p_bias + i_global, mask=m_channel, other=0.0).to(tl.float32)
+    if DIAG:
+        b_scale = tl.load(p_w + i_global, mask=m_channel, other=0.0)
+        if WEIGHT:
+            b_scale *= b_weight
+    else:
+        # Wᵀ, for y = x·Wᵀ with samples in rows
+        o_w = i_group * size * size + i_channel[None, :] * size + i_channel[:, None]
+        m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
+        b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
+        if not PROMOTE:
+            b_w = b_w.to(p_x.dtype.element_ty)
+    for i_tile in range(i_part, tiles, parts):
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        b_x = b_raw.to(tl.float32) - b_mean[None, :]
+        if DIAG:
+            b_y = b_x * b_scale[None, :]
+        else:
+            b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
+            b_y = tl.dot(b_t, b_w, input_precision=PRECISION)
+            if WEIGHT:
+                b_y *= b_weight[None, :]
+        if BIAS:
+            b_y += b_bias[None, :]
+        m_tile = m_sample[:, None] & m_channel[None, :]
+        p_tile = p_y + o_sample[:, None] + o_channel[None, :]
+        tl.store(p_tile, b_y.to(p_y.dtype.element_ty), mask=m_tile)
+
+
+@triton.jit
+def backward_sums_kernel(
+    p_x, p_dy, p_mean, p_sums, n, s, sn, sc, ss, channels, tiles, size,
+    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
+    DIAG: tl.constexpr, ALIGN: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Step 4: Σ dy and Σ dy(x − μ)ᵀ."""
+    i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    sc = sc * ALIGN
+    i_channel = tl.arange(0, D)
+    i_global = i_group * size + i_channel
+    m_channel = (i_channel < size) & (i_global < channels)
+    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
+    b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
+    b_first = tl.zeros((D,), tl.float32)
+    if DIAG:
+        b_second = tl.zeros((D,), tl.float32)
+    else:
+        b_second = tl.zeros((D, D), tl.float32)
+    for i_tile in range(i_part, tiles, parts):
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        b_x = b_raw.to(tl.float32) - b_mean[None, :]
+        b_first += tl.sum(b_dy.to(tl.float32), 0)
+        if DIAG:
+            b_second += tl.sum(b_x * b_dy.to(tl.float32), 0)
+        else:
+            # masked samples have dy = 0, so their x does not count
+            b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
+            b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
+            b_second = tl.dot(tl.trans(b_g), b_t, b_second, input_precision=PRECISION)
+    _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
+
+
+@triton.jit
+def backward_apply_kernel(
+    p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_shift, n, s, sn, sc, ss, channels, tiles, size,
+    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
+    DIAG: tl.constexpr, ALIGN: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Step 6: dx = Aᵀdy + slope·(x − μ) + shift."""
+    i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    sc = sc * ALIGN
+    i_channel = tl.arange(0, D)
+    i_global = i_group * size + i_channel
+    m_channel = (i_channel < size) & (i_global < channels)
+    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
+    b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
+    b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
+    if DIAG:
+        b_a = tl.load(p_a + i_global, mask=m_channel, other=0.0)
+        b_slope = tl.load(p_slope + i_global, mask=m_channel, other=0.0)
+    else:
+        # dx = dy·A + (x − μ)·slope with samples in rows; slope is symmetric
+        o_w = i_group * size * size + i_channel[:, None] * size + i_channel[None, :]
+        m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
+        b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
+        b_slope = tl.load(p_slope + o_w, mask=m_w, other=0.0)
+        if not PROMOTE:
+            b_a = b_a.to(p_x.dtype.element_ty)
+            b_slope = b_slope.to(p_x.dtype.element_ty)
+    for i_tile in range(i_part, tiles, parts):
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        b_x = b_raw.to(tl.float32) - b_mean[None, :]
+        if DIAG:
+            b_dx = b_dy.to(tl.float32) * b_a[None, :] + b_x * b_slope[None, :]
+        else:
+            b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
+            b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
+            b_dx = tl.dot(b_g, b_a, input_precision=PRECISION)
+            b_dx = tl.dot(b_t, b_slope, b_dx, input_precision=PRECISION)
+        b_dx += b_shift[None, :]
+        m_tile = m_sample[:, None] & m_channel[None, :]
+        p_tile = p_dx + o_sample[:, None] + o_channel[None, :]
+        tl.store(p_tile, b_dx.to(p_dx.dtype.element_ty), mask=m_tile)

@@ -1,0 +1,168 @@
+"""The Triton kernels against float64: on a GPU, and everywhere through the interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import isonorm
+from isonorm import area, operation
+from isonorm.kernels import INTERPRETING, choose
+from isonorm.recovery import Affine
+
+DEVICE = "cpu" if INTERPRETING else "cuda"
+
+#: Relative error against float64: the rounding of the output (2⁻⁹, 2⁻¹²) and of the operands of
+#: each product; for float32 that of its sums.
+TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
+#: Exact roots amplify the rounding of a float32 covariance by its condition number.
+EXACT_TOLERANCE = TOLERANCE | {torch.float32: 5e-4}
+
+SHAPES = [
+    pytest.param((40, 16), 16, id="no-positions"),
+    pytest.param((5, 12, 4, 3), 5, id="remainder-of-2"),
+    pytest.param((3, 40, 7, 9), 16, id="odd-positions-half-group-left"),
+    pytest.param((6, 20, 9, 9), 20, id="group-not-a-power-of-two"),
+]
+OPERATIONS = [
+    operation.standardize(),
+    operation.scale(),
+    operation.whiten("newton", 5),
+    operation.whiten("newton", 0),
+    operation.whiten("polar"),
+    operation.whiten("cholesky"),
+]
+
+
+def passes(x, dy, weight, bias, group_size, op, backend):
+    """y, μ, Σ, dx, dγ and dβ by one backend."""
+    inputs = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    with isonorm.backend(backend):
+        y, statistics = isonorm.functional.normalize(
+            inputs[0],
+            area=area.batch(group_size),
+            operation=op,
+            recovery=Affine(inputs[1], inputs[2]),
+            eps=1e-2,
+        )
+    return [y, statistics.mean, statistics.cov, *torch.autograd.grad(y, inputs, dy)]
+
+
+def check(shape, group_size, op, dtype, layout) -> None:
+    channels = shape[1]
+    broadcast = (1, channels) + (1,) * (len(shape) - 2)
+    scale = torch.rand(channels, device=DEVICE).view(broadcast) + 0.5
+    x = (torch.randn(shape, device=DEVICE) * scale + 3 * scale).to(dtype)
+    dy = torch.randn(shape, device=DEVICE).to(dtype)
+    if layout == "channels_last" and len(shape) == 4:
+        x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
+    weight, bias = torch.rand(channels, device=DEVICE) + 0.5, torch.randn(channels, device=DEVICE)
+    got = passes(x, dy, weight, bias, group_size, op, "triton")
+    exact = [t.double() for t in (x, dy, weight, bias)]
+    want = passes(*exact, group_size, op, "torch")
+    assert got[0].dtype == dtype and got[0].stride() == x.stride()
+    for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
+        error = (g.double() - w).norm() / w.norm().clamp(min=1e-12)
+        tolerances = EXACT_TOLERANCE if op.method in ("polar", "cholesky") else TOLERANCE
+        assert error < tolerances[dtype], (name, error.item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("op", OPERATIONS, ids=repr)
+@pytest.mark.parametrize(("shape", "group_size"), SHAPES)
+def test_kernels_agree_with_float64(shape, group_size, op, dtype, layout) -> None:
+    check(shape, group_size, op, dtype, layout)
+
+
+@pytest.mark.gpu
+def test_the_same_input_gives_the_same_bits() -> None:
+    x = torch.randn(64, 128, 14, 14, device=DEVICE, dtype=torch.bfloat16)
+    first, second = (isonorm.functional.iter_norm(x)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device() -> None:
+    norm = isonorm.IterNorm(64, device=DEVICE)
+    x = torch.randn(8, 64, 14, 14, device=DEVICE, requires_grad=True)
+    cotangent = torch.randn_like(x)
+    torch.autograd.grad(norm(x), x, cotangent)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(norm(x), x, cotangent)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_compiled_training_equals_eager() -> None:
+    x = torch.randn(16, 64, 8, 8, device=DEVICE)
+    cotangent = torch.randn_like(x)
+    results = []
+    for wrap in (lambda m: m, lambda m: torch.compile(m, fullgraph=True)):
+        norm = isonorm.IterNorm(64, device=DEVICE)
+        leaf = x.clone().requires_grad_()
+        y = wrap(norm)(leaf)
+        results.append(
+            (y, *torch.autograd.grad(y, [leaf, norm.weight], cotangent), norm.running_cov)
+        )
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_two_to_the_31() -> None:
+    """One image more than 2³¹ elements hold; its last rows must not wrap around to the first."""
+    x = torch.randn(2**31 // (64 * 64 * 64) + 64, 64, 64, 64, device=DEVICE, dtype=torch.bfloat16)
+    y, statistics = isonorm.functional.iter_norm(x)
+    tail = x[-32:].double()
+    given = isonorm.Statistics(statistics.count, statistics.mean.double(), statistics.cov.double())
+    want, _ = isonorm.functional.normalize(
+        tail, area=area.batch(64), operation=operation.whiten("newton", 5), statistics=given
+    )
+    assert (y[-32:].double() - want).norm() / want.norm() < TOLERANCE[torch.bfloat16]
+
+
+def test_the_choice_gives_a_reason() -> None:
+    x = torch.randn(4, 6)
+    choice = choose(operation.whiten(), area.batch(), x)
+    if INTERPRETING:
+        assert choice.backend == "triton"
+    else:
+        assert choice.backend == "torch" and "GPU" in choice.reason
+        with isonorm.backend("triton"), pytest.raises(RuntimeError, match="GPU"):
+            isonorm.functional.iter_norm(x)
+
+
+INTERPRETED = """
+import torch
+from tests_kernels import OPERATIONS, SHAPES, check
+torch.manual_seed(0)
+for index, op in enumerate(OPERATIONS):
+    for number, shape in enumerate(SHAPES[:2] if op.is_matrix else SHAPES):
+        # the interpreter multiplies the bit patterns of bfloat16 matrices, so those need a GPU
+        half = torch.float16 if op.is_matrix else torch.bfloat16
+        dtype = (torch.float32, half)[number % 2]
+        layout = ("nchw", "channels_last")[(index + number) % 2]
+        check(*shape.values, op, dtype, layout)
+print("all agree")
+"""
+
+
+def test_kernels_agree_with_float64_in_the_interpreter(tmp_path) -> None:
+    """The same kernels at small sizes, in a process of its own: Triton decides at its import."""
+    pytest.importorskip("triton")
+    (tmp_path / "tests_kernels.py").write_text(Path(__file__).read_text(encoding="utf-8"))
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, timeout=600
+    )
+    assert run.stdout.strip() == "all agree", run.stderr[-2000:]
