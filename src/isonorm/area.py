@@ -183,8 +183,7 @@ def position() -> Area:
     return Area("position", "bdmb", "one", num_groups=1)
 
 
-#: The areas that need no number, by name.
-PLAIN_AREAS = {f.__name__: f for f in (batch, layer, instance, position)}
+AREAS = {f.__name__: f for f in (batch, layer, instance, group, batch_group, position)}
 
 
 def resolve(area: str | Area) -> Area:
@@ -195,12 +194,11 @@ def resolve(area: str | Area) -> Area:
     """
     if isinstance(area, Area):
         return area
+    if not isinstance(area, str) or area not in AREAS:
+        raise ValueError(f"area must be one of {', '.join(AREAS)} or an Area; got {area!r}.")
     if area in ("group", "batch_group"):
         raise ValueError(
             f"area={area!r} needs to know how many groups; pass isonorm.area.{area}(num_groups=…) "
             "instead of the name."
         )
-    if not isinstance(area, str) or area not in PLAIN_AREAS:
-        names = ", ".join((*PLAIN_AREAS, "group", "batch_group"))
-        raise ValueError(f"area must be one of {names} or an Area; got {area!r}.")
-    return PLAIN_AREAS[area]()
+    return AREAS[area]()  # pyright: ignore[reportCallIssue]: the two that need a number are gone

@@ -73,9 +73,8 @@ class RunningTransform(nn.Module):
         self.register_buffer(self._running_name, None)
         self.register_buffer("num_batches_tracked", None)
         self.register_buffer("eval_transform", None, persistent=False)
-        blocks = self._applied_area.partition(
-            num_features
-        )  # raises where the area does not fit the channels
+        # raises where the area does not fit the channels
+        blocks = self._applied_area.partition(num_features)
         if area.spans_batch and track_running_stats:
             groups = [self._applied_area.problem_shape(block, 1, 1)[:2] for block in blocks]
             self._num_problems, self._size = sum(b for b, _ in groups), groups[0][1]
@@ -113,8 +112,7 @@ class RunningTransform(nn.Module):
 
     @torch.no_grad()
     def commit(self, statistics: Statistics, transform: Tensor) -> None:
-        """Averages a batch's statistics into the running ones: the only line of the package that
-        does.
+        """Averages a batch's statistics into the running ones: the only place that does.
 
         An empty batch, and the second forward of activation checkpointing, leave them as they were.
         """
@@ -134,18 +132,21 @@ class RunningTransform(nn.Module):
             matrix = statistics.cov
         matrix = matrix.to(running.dtype)
 
-        seen = torch.ones_like(self.num_batches_tracked, dtype=torch.bool)
+        seen: bool | Tensor = True  # a tensor where only the device knows
         if isinstance(count, Tensor):
-            seen = seen & (count > 0)
+            seen = count > 0
         if self.check_finite:
-            seen = seen & mean.isfinite().all() & matrix.isfinite().all()
+            seen = mean.isfinite().all() & matrix.isfinite().all() & seen
             mean = torch.where(seen, mean, self.running_mean)
             matrix = torch.where(seen, matrix, running)
         self.num_batches_tracked += seen
+        rate: float | Tensor
         if self.momentum is None:
-            rate = (seen / self.num_batches_tracked.clamp(min=1)).to(running.dtype)
+            rate = (1 / self.num_batches_tracked.clamp(min=1)).to(running.dtype)
         else:
-            rate = seen.to(running.dtype) * self.momentum
+            rate = self.momentum
+        if isinstance(seen, Tensor):
+            rate = seen.to(running.dtype) * rate
         self.running_mean.lerp_(mean, rate)
         running.lerp_(matrix, rate)
 
@@ -154,15 +155,11 @@ class RunningTransform(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Derives the W of eval from the running statistics. Called on ``eval()``, on loading,
-        and when they changed.
-        """
+        """Derives the W of eval from the running statistics: on ``eval()``, on loading, on change."""
         if self.eval_transform is None:
             return
         running = self._running_matrix()
-        self._transform_source = (
-            (id(running), running._version) if not running.is_inference() else None
-        )
+        self._transform_source = _version_of(running)
         if running.is_meta:
             return
         if self.running == "whitening":
@@ -178,17 +175,11 @@ class RunningTransform(nn.Module):
             start += b
 
     def transform_for_eval(self) -> Tensor:
-        """(b, d, d) W, derived anew if the running statistics were written to since: an averaged
-        or edited model.
-        """
+        """(b, d, d) W, derived anew if someone wrote to the running statistics since."""
         assert self.eval_transform is not None
         running = self._running_matrix()
         in_graph = torch.compiler.is_compiling() or transforms_active()
-        if (
-            not in_graph
-            and not running.is_inference()
-            and self._transform_source != (id(running), running._version)
-        ):
+        if not in_graph and self._transform_source != _version_of(running):
             self.refresh()
         return self.eval_transform
 
@@ -258,6 +249,11 @@ class RunningTransform(nn.Module):
             if new.dtype in (torch.float16, torch.bfloat16):
                 self._buffers[name] = old.to(device=new.device)
         return self
+
+
+def _version_of(buffer: Tensor) -> tuple[int, int] | None:
+    """What changes when a buffer is written to or replaced (inference tensors do not tell)."""
+    return None if buffer.is_inference() else (id(buffer), buffer._version)
 
 
 def _refresh_after_load(module: RunningTransform, incompatible_keys) -> None:
