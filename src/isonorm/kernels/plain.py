@@ -75,7 +75,7 @@ def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> S
     f, outer = torch.zeros_like(p.mean), torch.zeros_like(p.cov)
     dweight = dbias = None
     if not plan.folds_recovery:
-        dweight, dbias = f.new_zeros((2, p.block.groups * p.block.size))
+        dweight, dbias = (f.new_zeros(p.block.groups * p.block.size) for _ in range(2))
     for rows, here in _chunks_with_problems(view, plan):
         chunk, g = view[rows], grad[rows].to(dtype)
         ops = arithmetic(plan.area, chunk)

@@ -155,7 +155,7 @@ class RunningTransform(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Derives the W of eval from the running statistics: on ``eval()``, on loading, on change."""
+        """Derives the W of eval from the running statistics: on eval(), on loading, on change."""
         if self.eval_transform is None:
             return
         running = self._running_matrix()
