@@ -1,0 +1,288 @@
+"""The benchmarks measure what they say: plain versions, meters, checks, records."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import isonorm
+from benchmarks import cases, check, cpu, measure, plain, report, targets
+from benchmarks.cases import (
+    BATCHED,
+    CANDIDATES,
+    EXACT,
+    ITERNORM,
+    LOOPED,
+    SHAPES,
+    Candidate,
+    Case,
+    Gradients,
+    all_cases,
+    make_inputs,
+    training_step,
+)
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("module", [cases, cpu, measure, targets])
+def test_examples_in_docstrings(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
+
+
+# --- the plain algorithm --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over_groups", [plain.looped, plain.batched])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((4, 6, 5, 5), 3),
+        Case((4, 7, 5, 5), 3),  # a shorter last group
+        Case((4, 7, 5, 5), 7),
+        Case((9, 8), 4),  # no positions
+        Case((5, 8), 8),  # more features than samples
+        Case((3, 4, 6), 2),
+    ],
+    ids=str,
+)
+def test_plain_versions_are_iternorm(case, over_groups):
+    layer = plain.PlainIterNorm(case.channels, case.group_size, over_groups)
+    fast = isonorm.IterNorm(case.channels, group_size=case.group_size)
+    inputs = make_inputs(case)
+    expected = training_step(layer, inputs, torch.float64)()
+    found = training_step(fast, inputs, torch.float64)()
+    for name, ours, theirs in zip(Gradients._fields, found, expected, strict=True):
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_whiten_is_the_recurrence_on_the_eigenvalues():
+    X = torch.randn(5, 40, dtype=torch.float64)
+    X_C = X - X.mean(1, keepdim=True)
+    eigenvalues, D = torch.linalg.eigh(X_C @ X_C.T / 40 + 1e-3 * torch.eye(5, dtype=X.dtype))
+    p = torch.ones_like(eigenvalues)
+    for _ in range(4):
+        p = 0.5 * (3 * p - p**3 * eigenvalues / eigenvalues.sum())
+    expected = D @ torch.diag(p / eigenvalues.sum().sqrt()) @ D.T @ X_C
+    torch.testing.assert_close(plain.whiten(X, 4, 1e-3), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_zca_whitens():
+    y = plain.zca(torch.randn(2, 4, 60, dtype=torch.float64), 0, 0.0)
+    torch.testing.assert_close(y @ y.mT / 60, torch.eye(4, dtype=y.dtype).expand(2, 4, 4))
+
+
+def test_the_output_lies_as_the_input_does():
+    layer = plain.PlainIterNorm(6, 3, plain.batched)
+    assert layer(torch.randn(2, 6, 4, 4)).is_contiguous()
+
+
+# --- cases ----------------------------------------------------------------------------------------
+
+
+def test_no_case_is_measured_twice():
+    found = all_cases(SHAPES, (16, 64, None))
+    assert len(found) == len(set(found)) == 10
+    assert [c.group_size for c in found if c.channels == 64] == [16, 64]
+
+
+def test_every_layer_of_a_case_gets_the_same_step():
+    case = Case((4, 6, 3, 3), 3)
+    inputs = make_inputs(case)
+    for candidate in CANDIDATES:
+        layer = candidate.layer(case)
+        result = training_step(layer, inputs)()
+        assert [t.shape for t in result] == [case.shape, case.shape, (6,), (6,)]
+        assert torch.equal(layer.weight, inputs.weight) and torch.equal(layer.bias, inputs.bias)
+        torch.testing.assert_close(
+            result.dbias, inputs.cotangent.sum((0, 2, 3)), rtol=1e-4, atol=1e-5
+        )
+
+
+# --- the meters -----------------------------------------------------------------------------------
+
+
+def test_memory_meter_on_a_known_pattern():
+    def step():
+        a = torch.empty(4 * MIB, dtype=torch.uint8)
+        b = torch.empty(2 * MIB, dtype=torch.uint8)  # 6 MiB, the peak
+        del a
+        c = torch.empty(3 * MIB, dtype=torch.uint8)  # 5 MiB
+        return b, c
+
+    assert measure.peak_bytes(step) == 6 * MIB
+
+
+def test_a_release_of_something_older_makes_no_room():
+    assert measure.peak_of(iter([(1, 100), (9, -70), (2, 50), (1, -100), (3, 90)])) == 150
+
+
+def test_memory_meter_counts_what_is_beyond_the_start():
+    held = [torch.empty(8 * MIB, dtype=torch.uint8) for _ in range(2)]
+
+    def step():
+        held.pop()  # a release of something older makes no room
+        return torch.empty(MIB, dtype=torch.uint8)
+
+    assert measure.peak_bytes(step) == MIB
+
+
+def test_memory_meter_sees_what_autograd_keeps():
+    x = torch.randn(MIB // 4, requires_grad=True)  # 1 MiB
+
+    def step():
+        y = x.exp().exp()  # two results, both kept for backward
+        return y.detach(), torch.autograd.grad(y, x, torch.ones(()).expand_as(y))
+
+    peak = measure.peak_bytes(step)
+    assert 3 * MIB <= peak <= 4 * MIB + 1024
+
+
+def test_turns_are_counted_and_shuffled():
+    called = []
+    steps = {name: lambda name=name: called.append(name) for name in "abc"}
+    times = measure.take_turns(steps, rounds=8, least_seconds=0.0)
+    assert {name: len(t) for name, t in times.items()} == {"a": 8, "b": 8, "c": 8}
+    turns = called[-24:]
+    rounds = [tuple(turns[i : i + 3]) for i in range(0, 24, 3)]
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds) and len(set(rounds)) > 1
+
+
+def test_ratios_are_taken_round_by_round():
+    drift = [random.Random(i).uniform(1, 10) for i in range(9)]
+    found = measure.ratio([2 * d for d in drift], drift)
+    assert found.median == found.lower == found.upper == pytest.approx(2.0)
+
+
+# --- checks and targets ---------------------------------------------------------------------------
+
+
+class Spoiled(plain.PlainIterNorm):
+    def forward(self, x):
+        return super().forward(x) * 1.001
+
+
+@pytest.mark.parametrize("candidate", [*CANDIDATES, EXACT], ids=lambda c: c.name)
+def test_every_candidate_passes_its_check(candidate):
+    case = Case((8, 7, 5, 5), 3)
+    errors = check.Checker(case, make_inputs(case)).errors(candidate)
+    assert errors.keys() == set(Gradients._fields)
+
+
+def test_a_wrong_layer_is_named():
+    case = Case((8, 6, 5, 5), 3)
+    wrong = Candidate(
+        "the spoiled one",
+        lambda case: Spoiled(case.channels, case.group_size, plain.looped),
+        CANDIDATES[1].reference,
+    )
+    with pytest.raises(check.Disagreement, match=r"the spoiled one at 8x6x5x5 group 3 .*\by \d"):
+        check.Checker(case, make_inputs(case)).errors(wrong)
+
+
+def test_not_a_number_is_wrong():
+    assert not check.relative_error(torch.tensor([1.0, float("nan")]), torch.ones(2)) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("case", "looped", "batched"),
+    [
+        (Case((32, 64, 56, 56), 64), 2.0, 1.5),
+        (Case((32, 256, 14, 14), 16), 2.0, 1.5),
+        (Case((32, 256, 14, 14), 256), 1.0, 1.0),
+        (Case((256, 512), 16), 1.0, 1.0),
+    ],
+    ids=str,
+)
+def test_targets(case, looped, batched):
+    times = {ITERNORM: [1.0], LOOPED: [looped], BATCHED: [batched * 0.99]}
+    assert [(v.required, v.passed) for v in targets.judge(case, times)] == [
+        (looped, True),
+        (batched, False),
+    ]
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def test_a_run_prints_a_table_and_writes_a_record(tmp_path, capsys):
+    out = tmp_path / "new" / "cpu.json"
+    arguments = [
+        "--quick",
+        "--shapes",
+        "4x6x3x3",
+        "--groups",
+        "3",
+        "full",
+        "--out",
+        str(out),
+    ]
+    assert cpu.main([*arguments, "--rounds", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "4x6x3x3 group 6 (full)" in printed and ITERNORM in printed and "Targets" in printed
+
+    record = json.loads(out.read_text())
+    assert record["command"].startswith("python -m benchmarks.cpu --quick")
+    assert record["rounds"] == 2 and record["threads"] and record["hardware"]["cpu"]
+    assert [case["group_size"] for case in record["cases"]] == [3, 6]
+    layer = record["cases"][0]["layers"][ITERNORM]
+    assert layer["time"]["n"] == 2 and layer["peak_bytes"] > 0
+    assert layer["time_ratios"].keys() == layer["peak_ratios"].keys()
+    assert len(record["targets"]) == 4 and isinstance(record["passed"], bool)
+    assert [p.name for p in out.parent.iterdir()] == ["cpu.json"]
+
+
+def test_nothing_is_timed_where_a_result_is_wrong(tmp_path, capsys, monkeypatch):
+    class Wrong(nn.BatchNorm2d):
+        """Right in shape alone."""
+
+        def __init__(self, num_features, **options):
+            super().__init__(num_features)
+
+    monkeypatch.setattr(isonorm, "IterNorm", Wrong)
+    out = tmp_path / "cpu.json"
+    assert cpu.main(["--quick", "--shapes", "4x6x3x3", "--groups", "3", "--out", str(out)]) == 1
+    captured = capsys.readouterr()
+    assert ITERNORM in captured.err and captured.out == "" and not out.exists()
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["--check"], 1)])
+def test_a_missed_target_is_an_error_where_asked(tmp_path, capsys, monkeypatch, arguments, status):
+    missed = targets.Verdict("case", LOOPED, 2.0, 1.0, False)
+    monkeypatch.setattr(cpu, "judge", lambda case, times: [missed])
+    monkeypatch.setattr(cpu, "peak_bytes", lambda step: 1)
+    out = tmp_path / "cpu.json"
+    options = ["--rounds", "1", "--shapes", "4x4", "--groups", "2", "--out", str(out)]
+    assert cpu.main([*options, *arguments]) == status
+    assert json.loads(out.read_text())["passed"] is False
+    assert "MISSED" in capsys.readouterr().out
+
+
+def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    out = tmp_path / "cpu.json"
+    out.write_text("old")
+    with pytest.raises(ValueError, match="JSON"):
+        report.write({"time": float("nan")}, out)
+    assert out.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["cpu.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shapes", "32"], "1 dimensions"),
+        (["--shapes", "4x-2"], "positive integer"),
+        (["--groups", "all"], "positive integer"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        cpu.parse(arguments)
+    assert message in capsys.readouterr().err
