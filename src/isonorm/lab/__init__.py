@@ -1,0 +1,1 @@
+"""The lab: the command line and the experiments behind it. The library itself never imports it."""

@@ -1,0 +1,45 @@
+"""Where a result was measured: without versions and hardware a number is no evidence."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("isonorm", "torch", "triton", "numpy", "scikit-learn", "matplotlib")
+
+
+def describe(device: torch.device | str) -> dict[str, object]:
+    """Versions and hardware as plain values. Names neither the machine nor its user."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _installed_version(name) for name in PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "accelerator": torch.cuda.get_device_name(device)
+        if torch.device(device).type == "cuda"
+        else None,
+        "cuda": torch.version.cuda,
+    }
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The processor's model, which on Linux ``platform.processor`` does not tell."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,160 @@
+"""Curves as figures in one style: for the screen, for print, and without relying on colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from . import records
+from .norms import PLAIN
+from .summary import TARGET_ACCURACY
+from .train import Epoch, Result
+
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": "0.4",
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.7,
+    "xtick.color": "0.4",
+    "xtick.labelcolor": "0.2",
+    "ytick.color": "0.4",
+    "ytick.labelcolor": "0.2",
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "isonorm",  # equal curves give equal files
+}
+
+_SOLID, _DASHED, _DOTTED, _DASHDOT = "-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5))
+
+# Colours of Okabe and Ito, with dashes for where colour is lost. A norm that most comparisons show
+# looks the same in all of them; others take what is free.
+_LOOKS = {
+    PLAIN: ("#6b6b6b", _DOTTED),
+    "batchnorm": ("#E69F00", _DASHED),
+    "dbn": ("#009E73", _DASHDOT),
+    "iternorm": ("#0072B2", _SOLID),
+}
+_OTHER_COLOURS = ("#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
+_OTHER_DASHES = (_SOLID, _DASHED, _DASHDOT, _DOTTED)
+
+
+def curves(results: dict[str, Sequence[Result]], title: str) -> Figure:
+    """Train loss and test error against epochs.
+
+    A line is the mean over seeds, and its band holds all of them. Where a seed diverges the mean
+    ends, and the legend says so.
+    """
+    labels = [_label(norm, seeds) for norm, seeds in results.items()]
+    columns = max(1, min(len(labels), 100 // (9 + max(map(len, labels)))))
+    extra_rows = ceil(len(labels) / columns) - 1
+    several_seeds = any(len(seeds) > 1 for seeds in results.values())
+    note = " (line: mean, band: range)" if several_seeds else ""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 3.8 + 0.2 * extra_rows), layout="constrained")
+        figure.suptitle(title + note, x=0.01, ha="left", fontsize=8.5, color="0.35")
+        loss_axes, error_axes = figure.subplots(1, 2, sharex=True)
+        _dress(loss_axes, "Train loss", "{:g}")
+        _dress(error_axes, "Test error", "{:g}%")
+        _mark_target(error_axes)
+        for seeds, look in zip(results.values(), _looks(list(results)), strict=True):
+            _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, *look)
+            _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, *look)
+        longest = max(len(result.epochs) for seeds in results.values() for result in seeds)
+        margin = max(0.02 * longest, 0.2)
+        loss_axes.set_xlim(1 - margin, longest + margin)
+        figure.legend(
+            loss_axes.lines, labels, loc="outside lower center", ncols=columns, handlelength=3
+        )
+    return figure
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """The figure as PNG and SVG."""
+    paths = []
+    for kind, metadata in (("png", None), ("svg", {"Date": None})):  # a date would differ each time
+        path = folder / f"{name}.{kind}"
+        with matplotlib.rc_context(STYLE), records.whole_file(path) as temporary:
+            figure.savefig(temporary, format=kind, metadata=metadata)
+        paths.append(path)
+    return paths
+
+
+def _dress(axes: Axes, title: str, numbers: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel("epoch")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: numbers.format(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(
+        MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+    )
+
+
+def _mark_target(axes: Axes) -> None:
+    error = 100 * (1 - TARGET_ACCURACY)
+    axes.axhline(error, color="0.45", linewidth=0.7, zorder=1)
+    axes.annotate(
+        f"{TARGET_ACCURACY:.0%}\ncorrect",
+        xy=(1, error),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=7.5,
+        color="0.35",
+    )
+
+
+def _draw(
+    axes: Axes,
+    seeds: Sequence[Result],
+    quantity: Callable[[Epoch], float],
+    colour: str,
+    dashes: Any,
+) -> None:
+    longest = max(len(result.epochs) for result in seeds)
+    values = np.full((len(seeds), longest), np.nan)
+    for row, result in zip(values, seeds, strict=True):
+        row[: len(result.epochs)] = [quantity(epoch) for epoch in result.epochs]
+    values[~np.isfinite(values)] = np.nan
+    epochs = np.arange(1, longest + 1)
+    marker = "o" if longest == 1 else ""  # a line through one point cannot be seen
+    axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=dashes, marker=marker)
+    axes.fill_between(
+        epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0
+    )
+
+
+def _label(norm: str, seeds: Sequence[Result]) -> str:
+    diverged = sum(result.diverged for result in seeds)
+    return f"{norm} ({diverged} of {len(seeds)} diverged)" if diverged else norm
+
+
+def _looks(norms: Sequence[str]) -> list[tuple[str, Any]]:
+    """Colour and dashes of each norm: its own, or the next free ones."""
+    others = [norm for norm in norms if norm not in _LOOKS]
+    free = {
+        norm: (_OTHER_COLOURS[i % len(_OTHER_COLOURS)], _OTHER_DASHES[i % len(_OTHER_DASHES)])
+        for i, norm in enumerate(others)
+    }
+    return [(_LOOKS | free)[norm] for norm in norms]

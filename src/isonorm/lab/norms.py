@@ -1,0 +1,98 @@
+"""Normalizations as the command line writes them: ``plain``, ``bn``, ``dbn:group_size=32``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+import isonorm
+
+PLAIN = "plain"
+ALIASES = {
+    "none": PLAIN,
+    "bn": "batchnorm",
+    "ln": "layernorm",
+    "gn": "groupnorm",
+    "in": "instancenorm",
+}
+
+#: Makes the normalization of a layer from its width.
+NormFactory = Callable[[int], nn.Module]
+
+
+def valid_names() -> list[str]:
+    """Every name that ``--norms`` accepts, aliases aside."""
+    return [PLAIN, *isonorm.list_norms()]
+
+
+def canonical(spec: str) -> str:
+    """The one spelling of a specification, which names it in tables, figures and files.
+
+    >>> canonical("BN"), canonical("none"), canonical("dbn:group_size=32")
+    ('batchnorm', 'plain', 'dbn:group_size=32')
+    """
+    name, options = _parse(spec)
+    return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
+def parse_list(specs: str) -> tuple[str, ...]:
+    """The canonical specifications in a comma-separated list.
+
+    >>> parse_list("plain, bn,iternorm:num_iters=7")
+    ('plain', 'batchnorm', 'iternorm:num_iters=7')
+    """
+    names = [canonical(spec) for spec in specs.split(",") if spec.strip()]
+    if not names:
+        raise ValueError(
+            f"there is no normalization in {specs!r}: name some of {_enumerate(valid_names())}."
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is named twice in {specs!r}: name each normalization once.")
+    return tuple(names)
+
+
+def norm_factory(norm: str | NormFactory | None) -> NormFactory | None:
+    """What makes the norm of a layer, for a specification or a factory; None for no norm at all.
+
+    >>> norm_factory("dbn:group_size=32")(100)
+    DBN(100, group_size=32, method='zca', affine=True, eps=1e-05, momentum=0.1)
+    """
+    if not isinstance(norm, str):
+        return norm
+    name, options = _parse(norm)
+    if name == PLAIN:
+        return None
+    return lambda width: isonorm.create_norm(name, width, **options)
+
+
+def _parse(spec: str) -> tuple[str, dict[str, Any]]:
+    given, *assignments = (part.strip() for part in spec.split(":"))
+    name = ALIASES.get(given.lower(), given.lower())
+    if name not in valid_names():
+        raise ValueError(
+            f"there is no normalization called {given!r}: choose from {_enumerate(valid_names())} "
+            f"(short: {_enumerate(ALIASES)})."
+        )
+    if assignments and name == PLAIN:
+        raise ValueError(f"{PLAIN} is no normalization and takes no options; got {spec!r}.")
+    return name, dict(_parse_option(assignment, spec) for assignment in assignments)
+
+
+def _parse_option(assignment: str, spec: str) -> tuple[str, Any]:
+    key, equals, text = (part.strip() for part in assignment.partition("="))
+    if not (key.isidentifier() and equals and text):
+        raise ValueError(
+            f"options are written name:option=value, as in dbn:group_size=32; got {spec!r}."
+        )
+    try:
+        return key, ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return key, text  # a bare word, such as method=polar
+
+
+def _enumerate(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,84 @@
+"""What a run leaves behind: a folder of files, each of them whole or absent."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path to write to, which takes the place of ``path`` when the block ends well.
+
+    A failure in the block leaves at ``path`` what was there before, and nothing else. A killed
+    process leaves at most a hidden temporary file beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _flush_to_disk(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """JSON that any reader accepts: a number that is not finite becomes null."""
+    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A header and its rows, with unix line ends."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    with whole_file(path) as temporary:
+        temporary.write_text(text.getvalue(), encoding="utf-8")
+
+
+def check_name(name: str) -> str:
+    """The name, if it can be part of a folder's name on every system."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            f"a run's name is letters, digits and, after the first, '.', '_' and '-'; got {name!r}."
+        )
+    return name
+
+
+def create_run_folder(out: Path, name: str, started: datetime) -> Path:
+    """A new folder ``out/<time>-<name>``, numbered if another run began in the same second."""
+    stem = f"{started:%Y%m%d-%H%M%S}-{check_name(name)}"
+    for attempt in count(1):
+        folder = out / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("count never ends")
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from isonorm.lab.progress import LineProgress, LiveProgress, Progress, Run, progress_on
+
+RUNS = [Run("plain", 0), Run("iternorm", 0)]
+
+
+@pytest.fixture
+def follow(make_result):
+    """Shows a run that learns for three epochs, then one that diverges in its second."""
+
+    def show(progress: Progress) -> None:
+        with progress:
+            for run, losses in zip(RUNS, ([1.0, 0.5, 0.25], [9.0, float("nan")]), strict=True):
+                result = make_result(losses, [0.125] * len(losses))
+                progress.start(run)
+                for epoch in result.epochs:
+                    progress.epoch(epoch)
+                progress.finish(result)
+
+    return show
+
+
+def terminal(**size: int) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, color_system=None, **size)
+
+
+def test_without_a_terminal_there_is_one_plain_line_for_each_run(follow):
+    console = Console(file=io.StringIO(), width=20)
+    follow(progress_on(console, RUNS, epochs=3))
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith("[1/2] plain, seed 0: loss 0.2500, error 12.50%, ")
+    assert lines[1].startswith("[2/2] iternorm, seed 0: diverged, ")
+    assert len(lines) == 2 and "\x1b" not in console.file.getvalue()
+
+
+def test_long_runs_without_a_terminal_give_signs_of_life(follow, monkeypatch):
+    monkeypatch.setattr(LineProgress, "SECONDS_BETWEEN_SIGNS", 0)
+    console = Console(file=io.StringIO())
+    follow(progress_on(console, RUNS, epochs=3))
+    assert "[1/2] plain, seed 0: epoch 2/3, loss 0.5000, error 12.50%\n" in console.file.getvalue()
+
+
+def test_on_a_terminal_every_run_has_a_bar(follow):
+    console = terminal(width=100, height=30)
+    progress = progress_on(console, RUNS, epochs=3)
+    assert isinstance(progress, LiveProgress)
+    follow(progress)
+    text = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", console.file.getvalue())  # cursor movements
+    everything, plain, iternorm = (line.split() for line in text.strip().splitlines()[-3:])
+    assert everything[:2] == ["all", "runs"] and "6/6" in everything
+    assert plain[:3] == ["plain,", "seed", "0"] and {"3/3", "0.2500,", "12.50%"} <= set(plain)
+    assert iternorm[:3] == ["iternorm,", "seed", "0"] and {"2/2", "diverged"} <= set(iternorm)
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(progress_on(terminal(), RUNS, epochs=3), LineProgress)
+
+
+@pytest.mark.parametrize(("height", "shown"), [(30, 9), (5, 3)])
+def test_bars_of_the_past_make_room_on_a_small_terminal(make_result, height, shown):
+    runs = [Run("dbn", seed) for seed in range(9)]
+    console = terminal(width=100, height=height)
+    with LiveProgress(console, runs, epochs=1) as progress:
+        for run in runs:
+            progress.start(run)
+            progress.epoch(make_result([1.0], [0.5]).epochs[0])
+            progress.finish(make_result([1.0], [0.5]))
+        visible = [task.description for task in progress._bars.tasks if task.visible]
+    assert visible == ["[bold]all runs[/bold]", *map(str, runs[-shown:])]
