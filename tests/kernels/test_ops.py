@@ -1,0 +1,117 @@
+"""The operators a compiler sees: schema, fake implementation, autograd and AOT dispatch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from isonorm import area, operation
+from isonorm.kernels import autograd
+from isonorm.kernels.plan import Plan
+
+C = 7  # groups of 3 leave a remainder of 1
+
+PLANS = {
+    "newton": Plan(area.batch(3), operation.whiten("newton"), 1e-3),
+    "newton-trail": Plan(area.batch(2), operation.whiten("newton", 1), 1e-3),
+    "zca": Plan(area.batch(3), operation.whiten("zca"), 1e-3),
+    "pca": Plan(area.batch(3), operation.whiten("pca"), 1e-3),
+    "cholesky": Plan(area.batch(3), operation.whiten("cholesky"), 1e-3),
+    "polar": Plan(area.batch(3), operation.whiten("polar"), 1e-3),
+    "instance": Plan(area.instance(3), operation.whiten("newton"), 1e-3),
+    "group": Plan(area.group(7), operation.whiten("newton"), 1e-3),
+    "batchnorm": Plan(area.batch(1).featurewise(), operation.standardize(), 1e-3),
+    "layernorm": Plan(area.layer().featurewise(), operation.standardize(), 1e-3),
+    "batchgroup": Plan(area.batch_group(7).featurewise(), operation.standardize(), 1e-3),
+    "position": Plan(area.position().featurewise(), operation.standardize(), 1e-3),
+    "rms": Plan(area.batch(1).featurewise(), operation.scale(), 1e-3),
+}
+
+#: Trails of iterates are kept only beside many samples.
+SHAPES = {"newton-trail": (80, C, 12)}
+
+
+def arguments(name, recovery, requires_grad=True):
+    """x, weight, bias, color for a plan; color has a matrix for each group of channels."""
+    plan = PLANS[name]
+    x = torch.randn(SHAPES.get(name, (5, C, 6)), dtype=torch.float64)
+    weight = torch.randn(C, dtype=torch.float64) if recovery in ("affine", "weight") else None
+    bias = torch.randn(C, dtype=torch.float64) if recovery in ("affine", "coloring") else None
+    color = None
+    if recovery == "coloring":
+        blocks = plan.area.partition(C)
+        size = blocks[0].size
+        color = torch.randn(sum(b.groups for b in blocks), size, size, dtype=torch.float64)
+    tensors = (x, weight, bias, color)
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.requires_grad_(requires_grad)
+    return tensors, plan
+
+
+CASES = [
+    *((name, "affine") for name in PLANS),
+    *((name, "none") for name in ("newton", "batchnorm", "layernorm")),
+    *((name, "weight") for name in ("newton", "group")),
+    *((name, "coloring") for name in ("newton", "zca", "instance")),
+]
+cases = pytest.mark.parametrize("name, recovery", CASES, ids=lambda value: value)
+
+
+@cases
+def test_normalize(name, recovery):
+    tensors, plan = arguments(name, recovery)
+    torch.library.opcheck(torch.ops.isonorm.normalize.default, (*tensors, plan.encode()))
+
+
+@cases
+@pytest.mark.parametrize("statistics", [True, False], ids=["dstatistics", "dy"])
+def test_normalize_backward(name, recovery, statistics):
+    tensors, plan = arguments(name, recovery, requires_grad=False)
+    y, *saved = torch.ops.isonorm.normalize(*tensors, plan.encode())
+    dstatistics = (
+        [torch.randn_like(saved[1]), torch.randn_like(saved[2])] if statistics else [None, None]
+    )
+    inputs = (torch.randn_like(y), *dstatistics, *tensors, *saved, plan.encode())
+    # It has no derivative of its own: a backward that is to be differentiated runs the reference.
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(
+        torch.ops.isonorm.normalize_backward.default, inputs, test_utils=checks
+    )
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_the_operator_keeps_the_inputs_strides(memory_format):
+    plan = PLANS["newton"]
+    x = torch.randn(5, C, 3, 4).to(memory_format=memory_format).flatten(2)
+    y, *_ = torch.ops.isonorm.normalize(x, None, None, None, plan.encode())
+    assert y.stride() == x.stride()
+    torch.library.opcheck(
+        torch.ops.isonorm.normalize.default,
+        (x.requires_grad_(), None, None, None, plan.encode()),
+    )
+
+
+@cases
+def test_the_operator_is_the_eager_function(name, recovery):
+    """Both wrappers of the explicit path, by outputs and gradients."""
+    results = []
+    tensors, plan = arguments(name, recovery)
+    inputs = [t for t in tensors if t is not None]
+    for call in (
+        lambda: torch.ops.isonorm.normalize(*tensors, plan.encode()),
+        lambda: (lambda y, saved: (y, *saved))(*autograd.run(*tensors, plan)),
+    ):
+        y, _, mean, cov, *_ = call()
+        torch.manual_seed(1)
+        cotangents = [torch.randn_like(t) for t in (y, mean, cov)]
+        results.append([y, *torch.autograd.grad([y, mean, cov], inputs, cotangents)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_survive_their_text(name):
+    plan = PLANS[name]
+    assert Plan.decode(plan.encode()) == plan
+    assert hash(Plan.decode(plan.encode())) == hash(plan)

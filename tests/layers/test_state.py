@@ -1,0 +1,156 @@
+"""Copies, checkpoints and averages of every layer, and training that recomputes activations."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+
+@pytest.fixture
+def trained(case, draw):
+    """A layer in training mode, with statistics and parameters of its own."""
+    layer = case.make()
+    for _ in range(2):
+        layer(draw(6, 12, 4, 3))
+    return layer
+
+
+def assert_same_state(a, b):
+    for (name, x), (other, y) in zip(a.state_dict().items(), b.state_dict().items(), strict=True):
+        assert name == other and torch.equal(x, y), name
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda layer: pickle.loads(pickle.dumps(layer)), id="pickle"),
+    ],
+)
+def test_copies_are_equal_and_independent(trained, draw, duplicate, training):
+    layer = trained.train(training)
+    other, x = duplicate(layer), draw(6, 12, 4, 3)
+    state = {name: t.clone() for name, t in layer.state_dict().items()}
+    assert repr(other) == repr(layer) and other.training == training
+    other(x)
+    for name, t in layer.state_dict().items():
+        assert torch.equal(t, state[name]), name
+    expected = layer(x)
+    assert_same_state(layer, other)
+    assert torch.equal(layer.eval()(x), other.eval()(x))
+    assert expected.shape == x.shape
+
+
+def test_state_dict_holds_what_torch_users_expect(case):
+    names = set(case.build(12).state_dict())
+    allowed = {"weight", "bias", "color", "running_mean", "running_cov", "running_whitening"}
+    assert names <= allowed | {"num_batches_tracked"}
+    assert case.keeps_statistics == ("num_batches_tracked" in names)
+
+
+@pytest.mark.parametrize("assign", [False, True], ids=["copy", "assign"])
+@pytest.mark.parametrize("cold", [True, False], ids=["eval-before", "eval-after"])
+def test_loading_into_a_fresh_layer(case, trained, draw, assign, cold):
+    model, x = nn.Sequential(trained), draw(5, 12, 3)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    fresh = nn.Sequential(case.build(12))
+    if cold:
+        fresh.eval()
+    fresh.load_state_dict(torch.load(file, weights_only=True), strict=True, assign=assign)
+    fresh.eval()
+    assert_same_state(model, fresh)
+    assert torch.equal(fresh(x), model.eval()(x))
+
+
+def test_a_layer_put_in_eval_by_hand_is_not_stale(case, trained, draw):
+    x = draw(5, 12, 3)
+    expected = copy.deepcopy(trained).eval()(x)
+    trained.training = False
+    assert torch.equal(trained(x), expected)
+
+
+@pytest.mark.parametrize("way", ["to_empty", "assign"])
+def test_made_on_meta_and_loaded(case, trained, draw, way):
+    x = draw(5, 12, 3)
+    with torch.device("meta"):
+        layer = case.build(12)
+    assert all(t.is_meta for t in (*layer.parameters(), *layer.buffers()))
+    if way == "to_empty":
+        layer.to_empty(device="cpu")
+    layer.load_state_dict(trained.state_dict(), strict=True, assign=way == "assign")
+    assert not any(t.is_meta for t in (*layer.parameters(), *layer.buffers()))
+    assert torch.equal(layer.eval()(x), trained.eval()(x))
+
+
+def test_made_on_meta_and_reset(case, draw):
+    layer, fresh, x = case.build(12, device="meta"), case.build(12), draw(5, 12, 3)
+    layer.to_empty(device="cpu").reset_parameters()
+    assert_same_state(layer, fresh)
+    assert torch.equal(layer.eval()(x), fresh.eval()(x))
+
+
+def test_assigning_float64_state_to_a_float32_layer(case, trained, draw):
+    layer, wide = case.build(12), trained.double().eval()
+    layer.load_state_dict(wide.state_dict(), assign=True)
+    x = draw(5, 12, 3, dtype=torch.float64)
+    assert torch.equal(layer.eval()(x), wide(x))
+
+
+# Models that are averages of others
+
+
+def test_values_copied_into_an_eval_model_are_used(case, trained, draw):
+    """An exponential moving average, as most are written: ``copy_`` into ``state_dict`` tensors."""
+    average, x = case.build(12).eval(), draw(5, 12, 3)
+    average(x)
+    with torch.no_grad():
+        for mean, value in zip(
+            average.state_dict().values(), trained.state_dict().values(), strict=True
+        ):
+            mean.copy_(value)
+    assert torch.equal(average(x), trained.eval()(x))
+
+
+def test_averaged_model_with_buffers(case, trained, draw):
+    model, x = nn.Sequential(trained), draw(6, 12, 3)
+    average = AveragedModel(model, use_buffers=True).eval()
+    average.update_parameters(model)
+    average(x)
+    model(x)
+    average.update_parameters(model)
+    alone = nn.Sequential(case.build(12))
+    alone.load_state_dict(average.module.state_dict())
+    torch.testing.assert_close(average(x), alone.eval()(x))
+
+
+# Activation checkpointing
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+def test_checkpointing_updates_statistics_once(case, draw, reentrant):
+    model = nn.Sequential(nn.Conv1d(12, 12, 1), case.make(), nn.ReLU())
+    plain = copy.deepcopy(model)
+    x, cotangent = draw(4, 12, 5), torch.randn(4, 12, 5)
+    results = []
+    for network, call in (
+        (plain, plain),
+        (model, partial(checkpoint, model, use_reentrant=reentrant)),
+    ):
+        leaf = x.clone().requires_grad_()
+        y = call(leaf)
+        y.backward(cotangent)
+        results.append([y, leaf.grad, *(p.grad for p in network.parameters())])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+    assert_same_state(model, plain)

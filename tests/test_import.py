@@ -1,0 +1,36 @@
+"""``import isonorm`` needs torch alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import isonorm
+
+OPTIONAL = ("triton", "matplotlib", "typer", "rich", "lightning", "lightning_fabric", "sklearn")
+
+PROGRAM = f"""
+import sys
+import torch
+before = set(sys.modules)
+import isonorm
+isonorm.IterNorm(4)(torch.randn(3, 4))
+new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(new & set({OPTIONAL!r})))
+"""
+
+
+def test_no_optional_dependency_is_imported():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
+
+
+def test_the_contracts_names_are_public():
+    names = (
+        "IterNorm DBN Normalize create_norm list_norms functional backend area operation recovery "
+        "BatchNorm LayerNorm InstanceNorm GroupNorm BatchGroupNorm PositionalNorm GroupWhitening "
+        "InstanceWhitening Statistics"
+    ).split()
+    assert all(hasattr(isonorm, name) for name in names)

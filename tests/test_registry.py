@@ -1,0 +1,68 @@
+"""Normalizations by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import isonorm
+from isonorm.registry import REGISTRY
+
+NAMES = (
+    "iternorm dbn batchnorm layernorm instancenorm groupnorm batchgroupnorm positionalnorm "
+    "groupwhitening instancewhitening"
+).split()
+
+
+def test_all_named_layers_are_listed():
+    assert set(isonorm.list_norms()) >= set(NAMES)
+    assert len(isonorm.list_norms()) == len(set(isonorm.list_norms()))
+
+
+@pytest.mark.parametrize(
+    "pattern, expected",
+    [
+        ("*whiten*", ["groupwhitening", "instancewhitening"]),
+        ("iter*", ["iternorm"]),
+        ("DBN", ["dbn"]),
+        ("nothing*", []),
+    ],
+)
+def test_patterns(pattern, expected):
+    assert isonorm.list_norms(pattern) == expected
+
+
+@pytest.mark.parametrize("name", isonorm.list_norms())
+def test_names_are_the_class_names_in_lower_case(name):
+    entry = REGISTRY[name]
+    assert entry.layer.__name__.lower() == name
+    assert getattr(isonorm, entry.layer.__name__) is entry.layer
+    assert any(year in entry.paper for year in map(str, range(2015, 2030)))
+
+
+def test_names_are_found_in_any_case():
+    assert type(isonorm.create_norm("IterNorm", 8)) is isonorm.IterNorm
+
+
+@pytest.mark.parametrize("name", isonorm.list_norms())
+def test_device_and_dtype_reach_every_layer(name):
+    groups = (
+        {"num_groups": 2} if "num_groups" in REGISTRY[name].layer.__init__.__annotations__ else {}
+    )
+    layer = isonorm.create_norm(name, 8, device="meta", dtype=torch.float64, **groups)
+    assert all(p.is_meta and p.dtype == torch.float64 for p in layer.parameters())
+    assert all(b.is_meta for b in layer.buffers())
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("iternrom", "did you mean 'iternorm'?"),
+        ("xyz", "iternorm, dbn, batchnorm"),
+        (3, "iternorm"),
+    ],
+)
+def test_unknown_names(name, hint):
+    with pytest.raises(ValueError, match="no normalization called") as caught:
+        isonorm.create_norm(name, 8)
+    assert repr(name) in str(caught.value) and hint in str(caught.value)
