@@ -8,8 +8,6 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -133,21 +131,21 @@ def normalize_with_transform(
     check_composition(area, operation)
     recovery = Affine(None, None) if recovery is None else recovery
     group = group if resolve_group(group) is not None else ""
-    plan = Plan(area if operation.is_matrix else area.featurewise(), operation, eps, group)
     if group and not operation.is_quadratic:
         raise ValueError(
             f"{operation!r} cannot be synchronized across ranks; use p=2, or leave process_group "
             "out."
         )
 
-    flat = (
-        x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
-    )  # (N, C, S), a view of NCHW and channels_last
-    check_count(flat, plan, statistics)
+    # (N, C, S): a view of NCHW and of channels_last
+    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
     colors = isinstance(recovery, Coloring)
     backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
+    applied = area if operation.is_matrix else area.featurewise()
+    plan = Plan(applied, operation, eps, group, backend)
+    check_count(flat, plan, statistics)
     if backend != "reference":
-        y, statistics, transform = _explicit(flat, recovery, replace(plan, backend=backend))
+        y, statistics, transform = _explicit(flat, recovery, plan)
     else:
         y, statistics, transform = reference.run(flat, recovery, plan, statistics)
     check_global_count(plan.problem_shapes(*flat.shape)[0][3], statistics)

@@ -43,7 +43,8 @@ class Layout(NamedTuple):
     groups: int
     size: int
     d: int  # the power of two ≥ size that kernels use
-    tiles: int
+    reducing: int  # programs a group for kernels that write partial sums
+    applying: int  # and for the others
     arguments: tuple[
         int, ...
     ]  # n, s, sn, sc, ss, channels, tiles, size: as every kernel takes them
@@ -51,8 +52,23 @@ class Layout(NamedTuple):
 
 
 def layout(x: Tensor, block: Block, plan: Plan) -> Layout:
-    n, _, s = x.shape
-    sn, sc, ss = x.stride()
+    """The layout for a tensor, worked out once for each shape."""
+    precision = torch.get_float32_matmul_precision()
+    return _layout(tuple(x.shape), x.stride(), x.dtype, x.device, block, plan, precision)
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    shape: tuple[int, int, int],
+    stride: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    block: Block,
+    plan: Plan,
+    precision: str,
+) -> Layout:
+    n, width, s = shape
+    sn, sc, ss = stride
     matrix = "d" in plan.area.roles
     channels = block.groups * block.size
     size = block.size if matrix else CHANNELS
@@ -60,37 +76,49 @@ def layout(x: Tensor, block: Block, plan: Plan) -> Layout:
     merged = s == 1 or n == 1 or sn == s * ss
     if s == 1:
         ss = sn
-    tile = TILE[x.element_size()] // (2 if d > 64 else 1)
+    tile = TILE[dtype.itemsize] // (2 if d > 64 else 1)
     if not merged and s % tile:
-        tile = min(
-            tile, 64
-        )  # pieces of an image's row: the last one is shorter, so keep them short
+        tile = min(tile, 64)  # pieces of an image's row: the last is shorter, so keep them short
     tiles = triton.cdiv(n * s, tile) if merged else n * triton.cdiv(s, tile)
     align = gcd(sc, 16)
-    promote = matrix and plan.operation.method != "newton" and x.dtype != torch.float32
+    promote = matrix and plan.operation.method != "newton" and dtype != torch.float32
     constants: dict[str, object] = {
         "D": d,
         "BM": tile,
         "MERGED": merged,
         "WHOLE": size == d and channels % size == 0,
-        "I64": n * sn >= 2**31 or x.shape[1] * sc >= 2**31,
+        "I64": n * sn >= 2**31 or width * sc >= 2**31,
         "DIAG": not matrix,
         "ALIGN": align,
         "PROMOTE": promote,
-        "PRECISION": product_precision(torch.float32 if promote else x.dtype, promote),
+        "PRECISION": product_precision(dtype, promote, precision),
         "num_warps": 4 if d <= 64 else 8,
         "num_stages": STAGES,
     }
-    arguments = (n, s, sn, sc // align, ss, channels, tiles, size)
-    return Layout(triton.cdiv(channels, size), size, d, tiles, arguments, constants)
+    groups = triton.cdiv(channels, size)
+    return Layout(
+        groups,
+        size,
+        d,
+        _programs(groups, tiles // TILES_TO_REDUCE, REDUCING_PROGRAMS, device),
+        _programs(groups, tiles, APPLYING_PROGRAMS, device),
+        (n, s, sn, sc // align, ss, channels, tiles, size),
+        constants,
+    )
 
 
-def product_precision(dtype: torch.dtype, promoted: bool) -> str:
+def _programs(groups: int, most: int, wanted: int, device: torch.device) -> int:
+    """Programs that share a group's tiles: enough to fill the device, at most ``most``."""
+    return max(1, min(triton.cdiv(wanted * multiprocessors(device), groups), most))
+
+
+def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str:
     """16-bit operands multiply exactly; float32 follows ``torch.set_float32_matmul_precision``."""
+    if promoted:
+        return "tf32x3"
     if dtype != torch.float32:
         return "ieee"
-    exact = promoted or torch.get_float32_matmul_precision() == "highest"
-    return "tf32x3" if exact else "tf32"
+    return "tf32x3" if precision == "highest" else "tf32"
 
 
 @lru_cache(maxsize=16)
@@ -98,12 +126,6 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":  # Triton's interpreter
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def parts(lay: Layout, device: torch.device, programs: int, least: int) -> int:
-    """Programs that share a group's tiles, each with at least ``least`` of them."""
-    wanted = triton.cdiv(programs * multiprocessors(device), lay.groups)
-    return max(1, min(wanted, lay.tiles // least))
 
 
 @lru_cache(maxsize=64)
@@ -128,9 +150,9 @@ def takes_raw_sums(x: Tensor, lay: Layout) -> bool:
     return x.dtype == torch.bfloat16 and not lay.constants["PROMOTE"]
 
 
-def _empty_sums(x: Tensor, lay: Layout, share: int) -> Tensor:
+def _empty_sums(x: Tensor, lay: Layout) -> Tensor:
     row = lay.groups * lay.d * (2 if lay.constants["DIAG"] else lay.d + 1)
-    return x.new_empty((share, row), dtype=torch.float32)
+    return x.new_empty((lay.reducing, row), dtype=torch.float32)
 
 
 def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
@@ -144,10 +166,9 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
     if m == 0:
         return Statistics(0, mean.zero_(), cov.zero_())
     center = plan.operation.centers
-    share = parts(lay, x.device, REDUCING_PROGRAMS, TILES_TO_REDUCE)
-    partial = _empty_sums(x, lay, share)
+    partial = _empty_sums(x, lay)
     pivot = x.new_empty((lay.groups, lay.d), dtype=torch.float32)
-    stream.moments_kernel[(lay.groups, share)](
+    stream.moments_kernel[(lay.groups, lay.reducing)](
         x[:, block.channels], partial, pivot, *lay.arguments,
         CENTER=center, RAW=not center or takes_raw_sums(x, lay), **lay.constants,
     )  # fmt: skip
@@ -198,8 +219,7 @@ def apply(
     weight, bias = (
         None if t is None else t[block.channels] for t in (recovery.gain, recovery.bias)
     )
-    share = parts(lay, x.device, APPLYING_PROGRAMS, 1)
-    stream.apply_kernel[(lay.groups, share)](
+    stream.apply_kernel[(lay.groups, lay.applying)](
         x[:, block.channels], y[:, block.channels], w, mean,
         mean if weight is None else weight, mean if bias is None else bias,
         *lay.arguments, WEIGHT=weight is not None, BIAS=bias is not None, **lay.constants,
@@ -216,10 +236,9 @@ def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> S
     if p.m == 0:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov))
     lay = layout(x, p.block, plan)
-    share = parts(lay, x.device, REDUCING_PROGRAMS, TILES_TO_REDUCE)
-    partial = _empty_sums(x, lay, share)
+    partial = _empty_sums(x, lay)
     here = p.block.channels
-    stream.backward_sums_kernel[(lay.groups, share)](
+    stream.backward_sums_kernel[(lay.groups, lay.reducing)](
         x[:, here], _like(dy, x)[:, here], p.mean, partial, *lay.arguments, **lay.constants
     )
     first, second = _reduced(partial, lay)
@@ -274,8 +293,7 @@ def backward_apply(
         return
     lay = layout(x, p.block, plan)
     here = p.block.channels
-    share = parts(lay, x.device, APPLYING_PROGRAMS, 1)
-    stream.backward_apply_kernel[(lay.groups, share)](
+    stream.backward_apply_kernel[(lay.groups, lay.applying)](
         x[:, here], _like(dy, x)[:, here], dx[:, here],
         grads.a.contiguous(), grads.slope.contiguous(), p.mean, grads.shift,
         *lay.arguments, **lay.constants,

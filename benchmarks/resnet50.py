@@ -1,0 +1,115 @@
+"""Training ResNet-50 with every BatchNorm replaced by IterNorm: images a second, random data.
+
+    python -m benchmarks.resnet50                  # batch 256, bfloat16 autocast, channels_last
+
+BatchNorm and IterNorm run in one process, first eager against eager, then compiled against
+compiled. Needs a CUDA device and torchvision, whose network it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+import isonorm
+
+from .report import hardware, versions, write
+
+
+def replace_batchnorms(module: nn.Module, group_size: int) -> int:
+    """Puts an IterNorm in the place of each BatchNorm2d below a module; says how many there were.
+    """
+    replaced = 0
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            norm = isonorm.IterNorm(child.num_features, group_size=group_size, device="cuda")
+            setattr(module, name, norm)
+            replaced += 1
+        else:
+            replaced += replace_batchnorms(child, group_size)
+    return replaced
+
+
+def network(norm: str, group_size: int) -> nn.Module:
+    from torchvision.models import resnet50
+
+    torch.manual_seed(0)
+    model = resnet50().cuda().to(memory_format=torch.channels_last)
+    if norm == "iternorm":
+        count = replace_batchnorms(model, group_size)
+        assert count == 53, f"expected ResNet-50's 53 BatchNorms; found {count}"
+    return model
+
+
+def images_per_second(
+    model: nn.Module, images: Tensor, labels: Tensor, args
+) -> tuple[float, float]:
+    """Median throughput over repetitions, and the last loss, which must be finite to count."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(5):
+        loss = step()
+    rates = []
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(args.repetitions):
+        start.record()
+        for _ in range(args.steps):
+            loss = step()
+        stop.record()
+        torch.cuda.synchronize()
+        rates.append(args.steps * len(images) / start.elapsed_time(stop) * 1e3)
+    return median(rates), loss.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--group-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=10, help="steps a repetition")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--eager-only", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("records/resnet50.json"))
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.resnet50 needs a CUDA device.")
+    images = torch.randn(args.batch, 3, 224, 224, device="cuda")
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (args.batch,), device="cuda")
+    rates: dict[str, float] = {}
+    for mode in ("eager",) if args.eager_only else ("eager", "compiled"):
+        for norm in ("batchnorm", "iternorm"):
+            model = network(norm, args.group_size)
+            model = torch.compile(model) if mode == "compiled" else model
+            rate, loss = images_per_second(model, images, labels, args)
+            if not loss < float("inf"):
+                sys.exit(f"{mode} {norm} diverged: loss {loss}; its speed does not count.")
+            rates[f"{mode} {norm}"] = rate
+            print(f"{mode:9} {norm:10} {rate:7.0f} images/s, loss {loss:.2f}", flush=True)
+            del model
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+        ratio = rates[f"{mode} iternorm"] / rates[f"{mode} batchnorm"]
+        print(f"{mode}: IterNorm runs at {ratio:.3f} x BatchNorm's rate", flush=True)
+    where = hardware() | {"gpu": torch.cuda.get_device_name()}
+    arguments = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    record = {"hardware": where, "versions": versions(), "arguments": arguments}
+    write(record | {"images_per_second": rates}, args.out)
+
+
+if __name__ == "__main__":
+    main()
