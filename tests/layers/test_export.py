@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import inf
 
 import onnxruntime
 import pytest
@@ -25,9 +26,10 @@ def operators(program):
     return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
 
 
-def exported(model, example):
-    """The model for every batch and image size, in torch's own operators."""
-    sizes = {0: Dim("batch"), 2: Dim("height"), 3: Dim("width")}
+def exported(model, example, dynamic=("batch", "height", "width")):
+    """The model for inputs of many sizes, in torch's own operators."""
+    axes = {"batch": 0, "height": 2, "width": 3}
+    sizes = {axes[name]: Dim(name) for name in dynamic}
     program = torch.export.export(model, (example,), dynamic_shapes=(sizes,))
     assert not any(name.startswith("isonorm") for name in operators(program))
     return program
@@ -44,9 +46,12 @@ def test_export_is_a_product(batch_case, draw):
 
 
 def test_export_within_an_example(sample_case, draw):
-    layer = sample_case.make().eval()
-    program = exported(layer, draw(4, 12, 5, 6))
-    for shape in ((4, 12, 5, 6), (7, 12, 2, 9)):
+    layer, shapes, dynamic = sample_case.make().eval(), [(4, 12, 5, 6)], ["batch"]
+    if layer.operation.norm < inf:  # the constant of p = ∞ is made for one number of samples
+        dynamic += ["height", "width"]
+        shapes += [(7, 12, 2, 9)]
+    program = exported(layer, draw(4, 12, 5, 6), dynamic)
+    for shape in (*shapes, (7, 12, 5, 6)):
         x = draw(*shape)
         torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-4, atol=1e-5)
 
@@ -75,16 +80,15 @@ def test_trace(batch_case, draw):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iternorm", "dbn", "batchgroupnorm", "whiten-coloring"])
+@pytest.mark.parametrize("name", ["iternorm", "batchgroupnorm", "whiten-coloring"])
 def test_onnx(cases, name, draw, tmp_path):
     kinds = run_in_onnx(network(cases[name], draw), tmp_path / "model.onnx")
     assert not kinds & {"Loop", "Scan", "If", "Det", "Inverse", "Sqrt", "Reciprocal"}, kinds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["groupnorm", "instancewhitening"])
-def test_onnx_within_an_example(cases, name, draw, tmp_path):
-    run_in_onnx(network(cases[name], draw), tmp_path / "model.onnx")
+def test_onnx_within_an_example(cases, draw, tmp_path):
+    run_in_onnx(network(cases["groupnorm"], draw), tmp_path / "model.onnx")
 
 
 def run_in_onnx(model, path):

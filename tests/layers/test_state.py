@@ -80,6 +80,19 @@ def test_a_layer_put_in_eval_by_hand_is_not_stale(case, trained, draw):
     assert torch.equal(trained(x), expected)
 
 
+def test_statistics_taken_in_inference_mode(case, trained, draw):
+    """As when a model's statistics are computed anew before deployment."""
+    other, x, y = copy.deepcopy(trained), draw(6, 12, 4), draw(5, 12, 3)
+    with torch.inference_mode():
+        other(x)
+        found = other.eval()(y)
+    trained(x)
+    expected = trained.eval()(y)
+    assert torch.equal(found, expected)
+    other(y.requires_grad_()).backward(torch.randn_like(y))
+    assert_same_state(other, trained)
+
+
 @pytest.mark.parametrize("way", ["to_empty", "assign"])
 def test_made_on_meta_and_loaded(case, trained, draw, way):
     x = draw(5, 12, 3)
@@ -120,6 +133,17 @@ def test_values_copied_into_an_eval_model_are_used(case, trained, draw):
         ):
             mean.copy_(value)
     assert torch.equal(average(x), trained.eval()(x))
+
+
+def test_values_written_behind_autograds_back_are_used_from_the_next_eval(case, trained, draw):
+    """Through ``.data`` no version tells of a change."""
+    average, x = case.build(12).eval(), draw(5, 12, 3)
+    average(x)
+    for mean, value in zip(
+        average.state_dict().values(), trained.state_dict().values(), strict=True
+    ):
+        mean.data.copy_(value)
+    assert torch.equal(average.eval()(x), trained.eval()(x))
 
 
 def test_averaged_model_with_buffers(case, trained, draw):
