@@ -362,7 +362,7 @@ def test_many_cotangents_at_once(operation, recovery, backend):
     for i, cotangent in enumerate(cotangents):
         alone = torch.autograd.grad(y, inputs, cotangent, retain_graph=True)
         for got, want in zip(together, alone, strict=True):
-            torch.testing.assert_close(got[i], want, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(got[i], want, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("operation", BATCHED, ids=repr)

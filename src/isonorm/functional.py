@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import area as areas
 from . import operation as operations
@@ -23,9 +24,9 @@ from .recovery import Affine, Coloring, Recovery
 from .statistics import (
     Statistics,
     group_name,
+    is_shared,
     join_matrices,
     join_vectors,
-    resolve_group,
     working_dtype,
 )
 
@@ -130,12 +131,10 @@ def normalize_with_transform(
     check_input(x, residual)
     check_composition(area, operation)
     recovery = Affine(None, None) if recovery is None else recovery
-    group = group if resolve_group(group) is not None else ""
-    if group and not operation.is_quadratic:
-        raise ValueError(
-            f"{operation!r} cannot be synchronized across ranks; use p=2, or leave process_group "
-            "out."
-        )
+    check_options(x.shape[1], recovery, eps, act)
+    group = group if is_shared(group) else ""
+    if group:
+        check_synchronizable(area, operation)
 
     # (N, C, S): a view of NCHW and of channels_last
     flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
@@ -148,7 +147,6 @@ def normalize_with_transform(
         y, statistics, transform = _explicit(flat, recovery, plan)
     else:
         y, statistics, transform = reference.run(flat, recovery, plan, statistics)
-    check_global_count(plan.problem_shapes(*flat.shape)[0][3], statistics)
     y = y.view(x.shape) if y.stride() == flat.stride() else like_input(y.reshape(x.shape), x)
     return Result(finish(y, act, residual), statistics, transform)
 
@@ -156,7 +154,7 @@ def normalize_with_transform(
 def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
     """act(y + residual)."""
     if residual is not None:
-        y = y + residual
+        y = (y + residual).to(y.dtype)
     return y if act is None else ACTIVATIONS[act](y)
 
 
@@ -185,6 +183,43 @@ def check_composition(area: Area, operation: Operation) -> None:
         )
 
 
+def check_synchronizable(area: Area, operation: Operation) -> None:
+    if not area.spans_batch:
+        raise ValueError(
+            f"area {area!r} stays within an example, so there is nothing to share across ranks: "
+            "leave process_group out."
+        )
+    if operation.scales and not operation.is_quadratic:
+        raise ValueError(
+            f"{operation!r} cannot be synchronized across ranks; use p=2, or leave process_group "
+            "out."
+        )
+    if transforms_active() or forward_ad._current_level >= 0:
+        raise RuntimeError(
+            "a synchronized normalization has no rule for torch.func transforms and forward-mode "
+            "differentiation; leave process_group out there."
+        )
+
+
+def check_options(channels: int, recovery: Recovery, eps: float, act: str | None) -> None:
+    if not isinstance(recovery, Affine | Coloring):
+        raise TypeError(
+            "recovery must be None, isonorm.recovery.Affine(weight, bias) or Coloring(color, bias);"
+            f" got {recovery!r}."
+        )
+    vectors = (recovery.weight if isinstance(recovery, Affine) else None, recovery.bias)
+    for name, vector in zip(("weight", "bias"), vectors, strict=True):
+        if vector is not None and vector.shape != (channels,):
+            raise ValueError(
+                f"{name} must have shape ({channels},), one number a channel; "
+                f"got {tuple(vector.shape)}."
+            )
+    if not eps >= 0:
+        raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
+    if act is not None and act not in ACTIVATIONS:
+        raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
+
+
 def check_count(flat: Tensor, plan: Plan, statistics: Statistics | None) -> None:
     """Refuses to center one value by itself. A synchronized rank may hold one value, or none, of
     many.
@@ -196,18 +231,7 @@ def check_count(flat: Tensor, plan: Plan, statistics: Statistics | None) -> None
         raise ValueError(
             "expected more than one value to normalize together; got one, with area "
             f"{plan.area!r} and input "
-            f"(N, C, positions) = {tuple(flat.shape)}: use a larger batch or input, or eval mode."
-        )
-
-
-def check_global_count(local: int, statistics: Statistics) -> None:
-    """The same for a synchronized layer, whose ranks may each hold one value: looks only where
-    the answer is open.
-    """
-    if local <= 1 and isinstance(statistics.count, Tensor) and statistics.count.item() == 1:
-        raise ValueError(
-            "expected more than one value to normalize together; got one over all ranks: "
-            "use a larger batch or input, or eval mode."
+            f"(N, C, positions) = {tuple(flat.shape)}: use a larger input."
         )
 
 
@@ -266,7 +290,9 @@ def apply_transform(
             start += b
             view = block.view(flat)
             ops = arithmetic(area, view, by_rows=x.dim() > 2)
-            tile = ops.tile(view, w.dtype) - ops.column(mu)
+            dtype = torch.promote_types(w.dtype, working_dtype(x))
+            w, mu = w.to(dtype), mu.to(dtype)
+            tile = ops.tile(view, dtype) - ops.column(mu)
             if "d" in area.roles and area.features == "channels":
                 z = ops.untile(ops.product(recovery.fold(w, block), tile))
             else:

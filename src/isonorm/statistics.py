@@ -76,12 +76,6 @@ def _outer(v: Tensor) -> Tensor:
     return v.unsqueeze(-1) * v.unsqueeze(-2)
 
 
-#
-# Its problem has fewer features than the others', so it is computed apart. Kept together they are
-# one tensor, in which the shorter problem is the leading corner of its matrix and the rest is
-# identity (zeros in a vector), never read.
-
-
 def join_vectors(parts: list[Tensor]) -> Tensor:
     """(b, d) from the blocks' (bᵢ, dᵢ)."""
     d = parts[0].shape[-1]
@@ -92,6 +86,9 @@ def join_vectors(parts: list[Tensor]) -> Tensor:
 
 def join_matrices(parts: list[Tensor]) -> Tensor:
     """(b, d, d) from the blocks' (bᵢ, dᵢ, dᵢ).
+
+    A shorter last group is computed apart. Kept with the others it is the leading corner of its
+    matrix; the rest is identity (zeros in a vector) and never read.
 
     >>> join_matrices([torch.zeros(1, 2, 2), torch.full((1, 1, 1), 7.0)])[1]
     tensor([[7., 0.],
@@ -134,8 +131,8 @@ def group_name(process_group: dist.ProcessGroup | str | None) -> str:
     """
     if process_group is None or process_group == "":
         return ""
-    if isinstance(process_group, str):
-        return process_group
+    if process_group == "world":
+        return "world"
     name = getattr(process_group, "group_name", None)
     if not isinstance(name, str):
         raise ValueError(
@@ -154,6 +151,15 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
     else:
         group = dist.distributed_c10d._resolve_process_group(name)  # pyright: ignore
     return group if group is not None and dist.get_world_size(group) > 1 else None
+
+
+def is_shared(name: str) -> bool:
+    """Whether a group of that name has other ranks to talk to."""
+    return resolve_group(name) is not None
+
+
+# For the compiler, which cannot look up a group, the answer of the first call.
+is_shared._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _AllReduce(torch.autograd.Function):
@@ -180,26 +186,66 @@ def all_reduce(tensors: list[Tensor], name: str) -> list[Tensor]:
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
-def reduce_across(name: str, parts: list[Statistics]) -> list[Statistics]:
+def _leading(a: Tensor, dropped: int) -> Tensor:
+    """a without its last ``dropped`` bits (Veltkamp)."""
+    a = a.detach()
+    t = a * (2.0**dropped + 1)
+    return t - (t - a)
+
+
+def _product_error(a: Tensor, b: Tensor) -> Tensor:
+    """a·b − float(a·b), exactly (Dekker)."""
+    a, b = a.detach(), b.detach()
+    ah, bh = _leading(a, 27), _leading(b, 27)
+    al, bl = a - ah, b - bh
+    return ((ah * bh - a * b) + ah * bl + al * bh) + al * bl
+
+
+def reduce_across(name: str, parts: list[Statistics], centers: bool) -> list[Statistics]:
     """The statistics of all ranks together, in one collective whose size does not depend on their
     number.
 
     A sum over ranks needs a pivot that all of them know beforehand, so each rank re-expresses its
-    centred moments about zero, in float64: there the square of a mean 1e4 standard deviations away
-    costs 1e-8 of the variance, a tenth of a float32 rounding. A rank without samples contributes
-    nothing, whatever its mean.
+    centred moments about zero. So that nothing is lost there, whatever the mean, sums travel as two
+    float64 numbers: 24 leading bits, whose sum over ranks is exact, and the rest. A rank without
+    samples contributes nothing, whatever its mean.
     """
     dtype = parts[0].cov.dtype
     packed: list[Tensor] = []
     for part in parts:
-        count = torch.as_tensor(part.count, dtype=torch.float64, device=part.mean.device).reshape(1)
-        mean = part.mean.double()
-        packed += [count, mean * count, (part.cov.double() + _outer(mean)) * count]
+        n = torch.as_tensor(part.count, dtype=torch.float64, device=part.mean.device).reshape(1)
+        mean, row, column = _vectors(part.mean.double())
+        first, square = mean * n, column * row
+        second, tail = square * n, (_product_error(column, row) + part.cov.double()) * n
+        first_lead, second_lead = _leading(first, 29), _leading(second, 29)
+        packed += [
+            n,
+            first_lead,
+            first - first_lead + _product_error(mean, n),
+            second_lead,
+            second - second_lead + (_product_error(square, n) + tail),
+        ]
     sums = all_reduce(packed, name)
+    if centers and parts[0].count <= 1 and sums[0].item() == 1:  # only where the answer is open
+        raise ValueError(
+            "expected more than one value to normalize together; got one over all ranks: "
+            "use a larger batch or input."
+        )
     merged = []
-    for count, first, second in zip(sums[0::3], sums[1::3], sums[2::3], strict=True):
-        count = count.reshape(())
-        mean = first / count.clamp(min=1)
-        cov = second / count.clamp(min=1) - _outer(mean)
-        merged.append(Statistics(count, mean.to(dtype), cov.to(dtype)))
+    for n, f_lead, f_rest, s_lead, s_rest in zip(*(sums[k::5] for k in range(5)), strict=True):
+        n = n.reshape(())
+        m = n.clamp(min=1)
+        mean, row, column = _vectors((f_lead + f_rest) / m)
+        cov = (s_lead + s_rest) / m - column * row
+        with torch.no_grad():  # the same, without its cancellation
+            square, mean_n = column * row, mean * m
+            rest = (f_lead - mean_n) + (f_rest - _product_error(mean, m))
+            cross = column * rest.unsqueeze(-2)
+            errors = _product_error(square, m) + _product_error(column, row) * m + cross + cross.mT
+            exact = ((s_lead - square * m) + (s_rest - errors)) / m
+        merged.append(Statistics(n, mean.to(dtype), (cov + (exact - cov).detach()).to(dtype)))
     return merged
+
+
+def _vectors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return v, v.unsqueeze(-2), v.unsqueeze(-1)

@@ -204,6 +204,18 @@ def test_autocast(case, draw, half, training):
 
 
 @HALVES
+def test_the_map_of_eval_is_made_in_float32_under_autocast(batch_case, draw, half):
+    layer = prepared(batch_case, draw, training=True)
+    other = copy.deepcopy(layer).eval()
+    with torch.autocast("cpu", half):
+        layer.eval()
+        found = layer.inference_map()
+    assert torch.equal(layer.eval_transform, other.eval_transform)
+    for a, b in zip(found, other.inference_map(), strict=True):
+        assert torch.equal(a, b)
+
+
+@HALVES
 def test_half_precision_layers_keep_float32_statistics(case, draw, half):
     layer = nn.Sequential(prepared(case, draw)).to(half)[0]
     kept = {name: b.clone() for name, b in layer.named_buffers()}

@@ -61,7 +61,7 @@ def forward(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Saved]:
     measured = [steps.moments(x, block, plan) for block, *_ in shapes]
     count = x.new_empty(0)
     if plan.group:
-        measured = reduce_across(plan.group, measured)
+        measured = reduce_across(plan.group, measured, plan.operation.centers)
         count = torch.as_tensor(measured[0].count)
     y = torch.empty_like(x)
     transforms, memos = [], []
@@ -106,7 +106,7 @@ def backward(
     dx = torch.empty_like(x)
     dweights, dbiases = [], []
     for i, p in enumerate(problems):
-        m = saved.count.to(dtype) if saved.count.numel() else p.m
+        m = saved.count.to(dtype) if saved.count.numel() else max(p.m, 1)
         grads = steps.gradients(p, total[i], recovery, plan, m)
         own = (grads.dweight, grads.dbias)
         if plan.group:
@@ -140,6 +140,8 @@ def _pack(parts: list[Tensor]) -> Tensor:
 
 
 def _unpack(packed: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    if len(shapes) == 1:
+        return [packed.view(shapes[0])]
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [part.view(shape) for part, shape in zip(packed.split(sizes), shapes, strict=True)]
 

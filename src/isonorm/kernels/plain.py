@@ -34,8 +34,8 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
         parts.append(Statistics(m, mean, ops.outer(tile, tile) / m))
     if not parts or not parts[0].count:
         b, d, _ = plan.area.problem_shape(block, x.shape[0], x.shape[2])
-        zeros = x.new_zeros((b, d, d), dtype=dtype)
-        return Statistics(0, zeros[..., 0], zeros)
+        mean, cov = (x.new_zeros(shape, dtype=dtype) for shape in ((b, d), (b, d, d)))
+        return Statistics(0, mean, cov)
     if plan.area.spans_batch:
         return reduce(merge, parts)
     means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
@@ -93,6 +93,7 @@ def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> S
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
     """Step 5: the gradients of the recovery, and what step 6 needs."""
+    m = m.clamp(min=1) if isinstance(m, Tensor) else max(m, 1)
     folded = plan.folds_recovery
     a = _folded(recovery, p.w, p.block) if folded else p.w
     dw = _transform_gradient(recovery, s.outer, p) if folded else s.outer

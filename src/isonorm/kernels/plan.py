@@ -18,6 +18,9 @@ from ..statistics import Statistics
 
 #: The largest group whose matrices fit the registers and shared memory of one program.
 FUSED_ROOT = 64
+#: The longest iteration that needs no help against rounding in float32: see
+#: ``recurrence.normalized``.
+FUSED_STEPS = 14
 
 
 class Result(NamedTuple):
@@ -100,7 +103,9 @@ class Plan:
     def fuses_root(self, d: int, device: torch.device) -> bool:
         """Whether one kernel runs the whole recurrence of a group: newton or polar, d up to 64."""
         root = self.root(device)
-        return self.backend == "triton" and isinstance(root, Newton | Polar) and d <= FUSED_ROOT
+        if self.backend != "triton" or not isinstance(root, Newton | Polar):
+            return False
+        return d <= FUSED_ROOT and len(root.steps) <= FUSED_STEPS
 
     def memo_shape(self, b: int, d: int, m: int, device: torch.device) -> tuple[int, ...]:
         root = self.root(device)

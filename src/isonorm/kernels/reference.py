@@ -35,7 +35,9 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
         if given is None:
             measured = [_measure(problem, operation) for problem in problems]
             if plan.group:
-                measured = reduce_across(plan.group, measured)
+                measured = reduce_across(plan.group, measured, operation.centers)
+                if not operation.scales:
+                    measured = [s._replace(cov=torch.ones_like(s.cov)) for s in measured]
         else:
             measured = split_statistics(given, area, *x.shape)
         outputs, transforms = [], []
@@ -58,9 +60,9 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
 
 def _measure(problems: Tensor, operation: Operation) -> Statistics:
     m = problems.shape[-1]
+    if m == 0:  # a rank, or a caller, without samples
+        return Statistics(0, problems.sum(-1), problems @ problems.mT)
     if operation.is_quadratic:
-        if m == 0:  # a rank, or a caller, without samples
-            return Statistics(0, problems.sum(-1), problems @ problems.mT)
         return measure(problems, center=operation.centers)
     mean = problems.mean(-1)
     if not operation.scales:

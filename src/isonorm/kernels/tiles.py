@@ -25,7 +25,7 @@ from ..area import Area
 
 #: Numbers in a chunk: about what a core's share of the last-level cache holds; on a GPU, enough to
 #: hide a launch.
-CHUNK_NUMEL = {"cpu": 1 << 20}
+CHUNK_NUMEL = {"cpu": 1 << 18}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
 
 #: Positions from which a product per example is efficient (below, examples are gathered first).
@@ -127,10 +127,17 @@ class Matrix:
         return product.sum(0) if self.sums_examples else product.reshape(-1, *product.shape[-2:])
 
     def product(self, matrix: Tensor, tile: Tensor) -> Tensor:
-        return matrix.reshape(*self.batch, *matrix.shape[-2:]) @ tile
+        matrix = matrix.reshape(*self.batch, *matrix.shape[-2:])
+        if self.kind == "columns":
+            return (tile.mT @ matrix.mT).mT  # features stay contiguous
+        return matrix @ tile
 
     def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> Tensor:
-        return to.add_(self.product(matrix, tile))
+        matrix = matrix.reshape(*self.batch, *matrix.shape[-2:])
+        if self.kind == "columns":
+            to.mT.baddbmm_(tile.mT, matrix.mT)
+            return to
+        return to.add_(matrix @ tile)
 
 
 def arithmetic(area: Area, chunk: Tensor, by_rows: bool | None = None) -> Scalar | Matrix:

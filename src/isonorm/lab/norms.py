@@ -16,7 +16,6 @@ ALIASES = {
     "bn": "batchnorm",
     "ln": "layernorm",
     "gn": "groupnorm",
-    "in": "instancenorm",
 }
 
 #: Makes the normalization of a layer from its width.

@@ -85,12 +85,14 @@ class Normalize(RunningTransform):
         dtype: torch.dtype | None = None,
     ) -> None:
         _check_arguments(num_features, eps, act)
-        self_area, self_operation = areas.resolve(area), operations.resolve(operation)
-        functional.check_composition(self_area, self_operation)
+        area, operation = areas.resolve(area), operations.resolve(operation)
+        functional.check_composition(area, operation)
+        if process_group is not None:
+            functional.check_synchronizable(area, operation)
         super().__init__(
             num_features,
-            self_area,
-            self_operation,
+            area,
+            operation,
             eps=eps,
             momentum=momentum,
             track_running_stats=track_running_stats,
@@ -141,7 +143,8 @@ class Normalize(RunningTransform):
             )  # fmt: skip
         result = functional.normalize_with_transform(
             x, self.area, self.operation, self.recovery,
-            eps=self.eps, act=self.act, residual=residual, group=self.process_group,
+            eps=self.eps, act=self.act, residual=residual,
+            group=self.process_group if self.training else "",
         )  # fmt: skip
         self.commit(result.statistics, result.transform)
         return result.y
@@ -204,7 +207,7 @@ def _check_arguments(num_features: int, eps: float, act: str | None) -> None:
             "num_features must be a positive integer, the number of channels; got "
             f"{num_features!r}."
         )
-    if not isinstance(eps, (int, float)) or eps < 0:
+    if not isinstance(eps, int | float) or not eps >= 0:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
     if act is not None and act not in functional.ACTIVATIONS:
         raise ValueError(

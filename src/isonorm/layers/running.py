@@ -53,7 +53,7 @@ class RunningTransform(nn.Module):
         super().__init__()
         if running not in ("covariance", "whitening"):
             raise ValueError(f"running must be 'covariance' or 'whitening'; got {running!r}.")
-        if momentum is not None and not 0 <= momentum <= 1:
+        if momentum is not None and not (isinstance(momentum, int | float) and 0 <= momentum <= 1):
             raise ValueError(f"momentum must be None or between 0 and 1; got {momentum!r}.")
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
@@ -137,6 +137,7 @@ class RunningTransform(nn.Module):
             seen = count > 0
         if self.check_finite:
             seen = mean.isfinite().all() & matrix.isfinite().all() & seen
+        if isinstance(seen, Tensor):
             mean = torch.where(seen, mean, self.running_mean)
             matrix = torch.where(seen, matrix, running)
         self.num_batches_tracked += seen
@@ -153,34 +154,39 @@ class RunningTransform(nn.Module):
     def _running_matrix(self) -> Tensor:
         return getattr(self, self._running_name)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Derives the W of eval from the running statistics: on eval(), on loading, on change."""
-        if self.eval_transform is None:
+        if self.eval_transform is None or self._transform_source == _version_of(
+            self._running_matrix()
+        ):
             return
+        # A new tensor: graphs of earlier forwards still hold the old one.
+        self.eval_transform = self._derived_transform()
+        self._transform_source = _version_of(self._running_matrix())
+
+    @torch.no_grad()
+    def _derived_transform(self) -> Tensor:
         running = self._running_matrix()
-        self._transform_source = _version_of(running)
-        if running.is_meta:
-            return
-        if self.running == "whitening":
-            self.eval_transform.copy_(running)
-            return
-        start = 0
-        for block in self._applied_area.partition(self.num_features):
-            b, d, _ = self._applied_area.problem_shape(block, 1, 1)
-            rows = slice(start, start + b)
-            self.eval_transform[rows, :d, :d] = self.operation.transform(
-                running[rows, :d, :d], self.eps
-            )
-            start += b
+        if self.running == "whitening" or running.is_meta:
+            return running.clone()
+        with torch.autocast(running.device.type, enabled=False):
+            parts, start = [], 0
+            for block in self._applied_area.partition(self.num_features):
+                b, d, _ = self._applied_area.problem_shape(block, 1, 1)
+                parts.append(self.operation.transform(running[start : start + b, :d, :d], self.eps))
+                start += b
+        return join_matrices(parts)
 
     def transform_for_eval(self) -> Tensor:
         """(b, d, d) W, derived anew if someone wrote to the running statistics since."""
         assert self.eval_transform is not None
-        running = self._running_matrix()
-        in_graph = torch.compiler.is_compiling() or transforms_active()
-        if not in_graph and self._transform_source != _version_of(running):
-            self.refresh()
+        if torch.compiler.is_compiling():
+            return self.eval_transform
+        if self._transform_source == _version_of(self._running_matrix()):
+            return self.eval_transform
+        if transforms_active():  # statistics handed to a functional call belong to that call alone
+            return self._derived_transform()
+        self.refresh()
         return self.eval_transform
 
     def mean_for_eval(self) -> Tensor:
@@ -217,7 +223,7 @@ class RunningTransform(nn.Module):
                 diagonal = w.shape[-1] == 1
                 w = torch.diag_embed(w.view(block.groups, block.size)) if diagonal else w
                 a, mu = recovery.fold(w, block), mu.view(block.groups, block.size)
-            offset = -(a @ mu.unsqueeze(-1)).reshape(-1)
+            offset = -(a * mu.unsqueeze(-2)).sum(-1).reshape(-1)  # autocast leaves sums alone
             if recovery.bias is not None:
                 offset = offset + recovery.bias[block.channels]
             matrices.append(a)
@@ -253,7 +259,9 @@ class RunningTransform(nn.Module):
 
 def _version_of(buffer: Tensor) -> tuple[int, int] | None:
     """What changes when a buffer is written to or replaced (inference tensors do not tell)."""
-    return None if buffer.is_inference() else (id(buffer), buffer._version)
+    if buffer.is_inference():
+        return None
+    return id(buffer), 0 if transforms_active() else buffer._version
 
 
 def _refresh_after_load(module: RunningTransform, incompatible_keys) -> None:

@@ -39,8 +39,7 @@ class Newton:
         )
 
     def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
-        kept = 4 * self.num_iters if recurrence.keeps_trail(self.num_iters, d, m) else 0
-        return (kept, b, d, d)
+        return recurrence.memo_shape(self.num_iters, b, d, m)
 
 
 def reference(sigma: Tensor, num_iters: int) -> Tensor:

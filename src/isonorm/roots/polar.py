@@ -53,11 +53,9 @@ class Polar:
         )
 
     def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
-        kept = 4 * self.num_iters if recurrence.keeps_trail(self.num_iters, d, m) else 0
-        return (kept, b, d, d)
+        return recurrence.memo_shape(self.num_iters, b, d, m)
 
 
-@torch.compiler.assume_constant_result
 @lru_cache(maxsize=64)
 def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, ...]:
     """Coefficients of ``num_steps`` greedy minimax steps for eigenvalues in [bound, 1].
@@ -76,6 +74,9 @@ def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, 
         low = _value(step, low)
         high = 2.0 - low  # the worst error, on the other side of 1
     return tuple(steps)
+
+
+minimax_steps._dynamo_marked_constant = True
 
 
 def _value(step: Step, x: float) -> float:

@@ -69,46 +69,92 @@ def polynomial(z: Tensor, step: Step) -> Tensor:
     return q + step.a * identity_like(z)
 
 
-def iterate(sigma_n: Tensor, steps: Sequence[Step]) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """P_T, and for each step the (Z, Q, P, B) it started from or made."""
-    z, p, trail = sigma_n, identity_like(sigma_n).expand_as(sigma_n), []
+def iterate(sigma_n: Tensor, steps: Sequence[Step]) -> Tensor:
+    """P_T, as the recurrence stands above."""
+    z, p = sigma_n, identity_like(sigma_n).expand_as(sigma_n)
     for k, step in enumerate(steps):
-        last = k + 1 == len(steps)  # the last Z, and the B that leads to it, are nobody's input
         q = polynomial(z, step)
-        b = z if last else z @ q
-        trail.append((z, q, p, b))
         p = q if k == 0 else p @ q
-        z = z if last else b @ q
-    return p, trail
+        if k + 1 < len(steps):  # the last Z is nobody's input
+            z = z @ q @ q
+    return p
 
 
 def root(sigma: Tensor, steps: Sequence[Step], scale: Scale) -> Tensor:
     """W, as a differentiable composition."""
     s = scale(sigma)
-    p, _ = iterate(sigma / s, steps)
-    return p / s.sqrt()
+    return iterate(normalized(sigma, s, len(steps)), steps) / s.sqrt()
+
+
+def normalized(sigma: Tensor, s: Tensor, num_steps: int) -> Tensor:
+    """Σ_N = Σ/s, kept positive where an iteration is long enough to find out.
+
+    Rounding can leave a singular covariance an eigenvalue of −u, which each Newton step multiplies
+    by 9/4. After few steps it is still nothing; after many it would be everything.
+    """
+    unit = torch.finfo(sigma.dtype).eps
+    if unit * 2.25**num_steps < 1e-2:
+        return sigma / s
+    return sigma / s + 4 * unit * identity_like(sigma)
 
 
 def keeps_trail(num_steps: int, d: int, m: int) -> bool:
-    """Whether the iterates may be kept for the backward pass: only where they are small beside the
-    activation.
+    """Whether the iterates are kept for the backward pass, rather than made again.
 
-    Keeping Z, Q, P and B costs 4·T·d² numbers a problem against d·m activations; at most 1 % is
-    allowed.
+    Keeping Z and P costs 2·(T − 1)·d² numbers a problem against d·m activations. They are kept
+    where that is at most 1 %; and where d ≥ m, as there the matrices, not the activations, are the
+    memory and the time.
     """
-    return 400 * num_steps * d <= m
+    return num_steps > 1 and (200 * (num_steps - 1) * d <= m or d >= m)
+
+
+def memo_shape(num_steps: int, b: int, d: int, m: int) -> tuple[int, ...]:
+    return (2 * (num_steps - 1) if keeps_trail(num_steps, d, m) else 0, b, d, d)
+
+
+def _varying(z: Tensor, step: Step) -> tuple[Tensor, float]:
+    """(R, α) with Q = a·I + α·R: a product with Q is then one ``baddbmm``, and Q itself is never
+    made.
+    """
+    return (z, step.b) if step.c == 0 else (torch.baddbmm(z, z, z, beta=step.b, alpha=step.c), 1.0)
+
+
+def _first(z: Tensor, step: Step) -> Tensor:
+    """P₁ = Q."""
+    r, alpha = _varying(z, step)
+    q = r * alpha
+    q.diagonal(dim1=-2, dim2=-1).add_(step.a)
+    return q
+
+
+def _times(left: Tensor, step: Step, r: Tensor, alpha: float) -> Tensor:
+    """left·Q."""
+    return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha)
+
+
+def _advance(z: Tensor, p: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+    """(Z·Q², P·Q); P is None before the first step."""
+    r, alpha = _varying(z, step)
+    p = _first(z, step) if p is None else _times(p, step, r, alpha)
+    return _times(_times(z, step, r, alpha), step, r, alpha), p
 
 
 def forward(sigma: Tensor, steps: Sequence[Step], scale: Scale, m: int) -> tuple[Tensor, Tensor]:
-    """W without a graph, and what ``backward`` wants to keep: the trail (4T, b, d, d), or
-    nothing.
+    """W without a graph, and what ``backward`` wants to keep: Z₁ P₁ Z₂ P₂ … as (2(T − 1), b, d, d),
+    or nothing.
     """
     s = scale(sigma)
-    p, trail = iterate(sigma / s, steps)
-    w = p / s.sqrt()
-    if trail and keeps_trail(len(steps), sigma.shape[-1], m):
-        return w, torch.stack([t for kept in trail for t in kept])
-    return w, sigma.new_empty((0, *sigma.shape))
+    z, p, trail = normalized(sigma, s, len(steps)), None, []
+    keep = keeps_trail(len(steps), sigma.shape[-1], m)
+    for step in steps[:-1]:
+        z, p = _advance(z, p, step)
+        if keep:
+            trail += [z, p]
+    if not steps:
+        return identity_like(sigma) / s.sqrt(), sigma.new_empty((0, *sigma.shape))
+    # The last Z is nobody's input.
+    p = _first(z, steps[-1]) if p is None else _times(p, steps[-1], *_varying(z, steps[-1]))
+    return p / s.sqrt(), torch.stack(trail) if keep else sigma.new_empty((0, *sigma.shape))
 
 
 def backward(
@@ -122,29 +168,33 @@ def backward(
 ) -> Tensor:
     """dΣ (symmetric) from dW: L = P′(Σ_N)[sym(dW)/√s], then the chain rule through s (Eq. 6 of
     IterNorm, for s = tr).
+
+    Dots run along with the iterates they belong to, so that without a memo no more than one of each
+    is alive.
     """
     s = scale(sigma)
     sigma_n = sigma / s
-    if memo.shape[0]:
-        trail = [tuple(memo[4 * k : 4 * k + 4]) for k in range(len(steps))]
-    else:
-        _, trail = iterate(sigma_n, steps)
-
-    dz = 0.5 * (dw + dw.mT) / s.sqrt()
+    z, p = normalized(sigma, s, len(steps)), None
+    dz = (dw + dw.mT) * (0.5 * s.rsqrt())
     dp = torch.zeros_like(dz)
-    for k, (step, (z, q, p, b)) in enumerate(zip(steps, trail, strict=True)):
-        dq = step.b * dz
+    for k, step in enumerate(steps):
+        r, alpha = _varying(z, step)
+        dq, slope = dz, step.b  # slope·dq = dQ
         if step.c:
-            zdz = z @ dz
-            dq = dq + step.c * (zdz + zdz.mT)
-        dp = dq if k == 0 else dp @ q + p @ dq
-        if k + 1 < len(steps):
-            h = b @ dq
-            dz = h + h.mT + q @ dz @ q
+            zdz = torch.bmm(z, dz)
+            dq, slope = zdz.add(zdz.mT).mul_(step.c).add_(dz, alpha=step.b), 1.0
+        dp = dq * slope if p is None else _times(dp, step, r, alpha).baddbmm_(p, dq, alpha=slope)
+        if k + 1 == len(steps):
+            break
+        q_dz = torch.baddbmm(dz, r, dz, beta=step.a, alpha=alpha)
+        q_dq = q_dz if dq is dz else torch.baddbmm(dq, r, dq, beta=step.a, alpha=alpha)
+        h = torch.bmm(z, q_dq)  # Z·Q·dQ = B·dQ, up to the slope
+        dz = _times(q_dz, step, r, alpha).add_(h, alpha=slope).add_(h.mT, alpha=slope)
+        z, p = (memo[2 * k], memo[2 * k + 1]) if memo.shape[0] else _advance(z, p, step)
     # dP is a derivative in a symmetric direction, so symmetric up to rounding; what uses it relies
     # on that.
-    grad = 0.5 * (dp + dp.mT)
+    grad = (dp + dp.mT).mul_(0.5)
     through_scale = (grad * sigma_n).sum((-2, -1), keepdim=True) + 0.5 * (dw * w).sum(
         (-2, -1), keepdim=True
     )
-    return (grad - through_scale * scale_gradient(sigma_n)) / s
+    return (grad - through_scale * scale_gradient(sigma_n)).div_(s)

@@ -141,15 +141,6 @@ def _reduced(sums: Tensor, lay: Layout) -> tuple[Tensor, Tensor]:
     return first.view(lay.groups, lay.d), second.view(lay.groups, lay.d, -1)
 
 
-def takes_raw_sums(x: Tensor, lay: Layout) -> bool:
-    """Whether sums of squares about zero lose nothing: bfloat16 input has 8 bits.
-
-    A mean of k standard deviations costs k² of float32's 24 bits in the difference, and k of
-    bfloat16's 8 in the input itself: where the former shows, the input is noise already.
-    """
-    return x.dtype == torch.bfloat16 and not lay.constants["PROMOTE"]
-
-
 def _empty_sums(x: Tensor, lay: Layout) -> Tensor:
     row = lay.groups * lay.d * (2 if lay.constants["DIAG"] else lay.d + 1)
     return x.new_empty((lay.reducing, row), dtype=torch.float32)
@@ -170,7 +161,7 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
     pivot = x.new_empty((lay.groups, lay.d), dtype=torch.float32)
     stream.moments_kernel[(lay.groups, lay.reducing)](
         x[:, block.channels], partial, pivot, *lay.arguments,
-        CENTER=center, RAW=not center or takes_raw_sums(x, lay), **lay.constants,
+        CENTER=center, **lay.constants,
     )  # fmt: skip
     first, second = _reduced(partial, lay)
     roots.statistics_kernel[(lay.groups,)](
@@ -250,6 +241,7 @@ def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> S
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
     """Step 5."""
+    m = max(m, 1) if isinstance(m, int) else m
     fused = plan.fuses_root(p.d, p.w.device)
     if isinstance(m, Tensor) or ("d" in plan.area.roles and not fused):
         return plain.gradients(p, _contiguous(s), recovery, plan, m)

@@ -68,13 +68,10 @@ def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIA
 def moments_kernel(
     p_x, p_sums, p_pivot, n, s, sn, sc, ss, channels, tiles, size,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, CENTER: tl.constexpr, RAW: tl.constexpr, ALIGN: tl.constexpr,
+    DIAG: tl.constexpr, CENTER: tl.constexpr, ALIGN: tl.constexpr,
     PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile.
-
-    RAW takes p = 0, so that tiles go from memory to the tensor cores untouched.
-    """
+    """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     sc = sc * ALIGN
     i_channel = tl.arange(0, D)
@@ -84,7 +81,7 @@ def moments_kernel(
     )
 
     b_pivot = tl.zeros((D,), tl.float32)
-    if CENTER and not RAW:
+    if CENTER:
         o_sample, m_sample = _sample_offsets(0, n, s, sn, ss, BM, MERGED, False)
         b_x = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE).to(tl.float32)
         b_pivot = tl.sum(b_x, 0) / tl.sum(m_sample.to(tl.float32), 0)
@@ -97,13 +94,11 @@ def moments_kernel(
         o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
         b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
         b_x = b_raw.to(tl.float32)
-        if not RAW:
+        if CENTER:
             b_x = tl.where(m_sample[:, None], b_x - b_pivot[None, :], 0.0)
         b_first += tl.sum(b_x, 0)
         if DIAG:
             b_second += tl.sum(b_x * b_x, 0)
-        elif RAW:
-            b_second = tl.dot(tl.trans(b_raw), b_raw, b_second, input_precision=PRECISION)
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
             b_second = tl.dot(tl.trans(b_t), b_t, b_second, input_precision=PRECISION)
