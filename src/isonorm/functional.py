@@ -292,7 +292,7 @@ def apply_transform(
             ops = arithmetic(area, view, by_rows=x.dim() > 2)
             dtype = torch.promote_types(w.dtype, working_dtype(x))
             w, mu = w.to(dtype), mu.to(dtype)
-            tile = ops.tile(view, dtype) - ops.column(mu)
+            tile = ops.tile(view, dtype, mu)
             if "d" in area.roles and area.features == "channels":
                 z = ops.untile(ops.product(recovery.fold(w, block), tile))
             else:

@@ -24,13 +24,9 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
     for rows in chunks(view):
         chunk = view[rows]
         ops = arithmetic(plan.area, chunk)
-        tile = ops.tile(chunk, dtype)
         m = plan.area.problem_shape(block, chunk.shape[0], chunk.shape[3])[2]
-        mean = ops.total(tile) / m
-        if plan.operation.centers:
-            tile = tile - ops.column(mean)
-        else:
-            mean = torch.zeros_like(mean)
+        mean = _chunk_mean(chunk, plan, dtype)
+        tile = ops.tile(chunk, dtype, mean if plan.operation.centers else None)
         parts.append(Statistics(m, mean, ops.outer(tile, tile) / m))
     if not parts or not parts[0].count:
         b, d, _ = plan.area.problem_shape(block, x.shape[0], x.shape[2])
@@ -40,6 +36,14 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
         return reduce(merge, parts)
     means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
     return Statistics(parts[0].count, means, covs)
+
+
+def _chunk_mean(chunk: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
+    """The (b, d) means of a chunk's own samples; zeros where nothing is centred."""
+    b, d, _ = plan.area.problem_shape(Block(0, *chunk.shape[1:3]), chunk.shape[0], chunk.shape[3])
+    if not plan.operation.centers:
+        return chunk.new_zeros((b, d), dtype=dtype)
+    return chunk.mean(plan.area.axes("m"), dtype=dtype).reshape(b, d)
 
 
 def root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
@@ -61,12 +65,11 @@ def apply(
     for rows, here in _chunks_with_problems(view, plan):
         chunk = view[rows]
         ops = arithmetic(plan.area, chunk)
-        z = ops.untile(ops.product(a[here], _centred(ops, chunk, mean[here], plan, w.dtype)))
+        tile = ops.tile(chunk, w.dtype, mean[here] if plan.operation.centers else None)
+        z = ops.untile(ops.product(a[here], tile))
         if not folded:
             z = recovery.scale(z, block)
-        if bias is not None:
-            z = z.add_(bias)
-        out[rows].copy_(z)
+        _write(out[rows], z, bias)
 
 
 def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
@@ -79,7 +82,7 @@ def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> S
     for rows, here in _chunks_with_problems(view, plan):
         chunk, g = view[rows], grad[rows].to(dtype)
         ops = arithmetic(plan.area, chunk)
-        tile = _centred(ops, chunk, p.mean[here], plan, dtype)
+        tile = ops.tile(chunk, dtype, p.mean[here] if plan.operation.centers else None)
         if dweight is not None and dbias is not None:
             xhat = ops.untile(ops.product(p.w[here], tile))
             dbias += g.sum((0, 3)).flatten()
@@ -148,14 +151,20 @@ def backward_apply(
         if not plan.folds_recovery:
             g = recovery.scale(g, p.block)
         z = ops.product(grads.a.mT[here], ops.tile(g, dtype))
-        tile = _centred(ops, chunk, p.mean[here], plan, dtype)
+        tile = ops.tile(chunk, dtype, p.mean[here] if plan.operation.centers else None)
         z = ops.add_product(grads.slope[here], tile, to=z)
-        out[rows].copy_(ops.untile(z.add_(ops.column(grads.shift[here]))))
+        shift = grads.shift[here].reshape(plan.area.statistic_shape(chunk))
+        _write(out[rows], ops.untile(z), shift)
 
 
-def _centred(ops, chunk: Tensor, mean: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
-    tile = ops.tile(chunk, dtype)
-    return tile - ops.column(mean) if plan.operation.centers else tile
+def _write(out: Tensor, values: Tensor, shift: Tensor | None) -> None:
+    """out = values + shift, in one pass where the dtypes allow."""
+    if shift is None:
+        out.copy_(values)
+    elif out.dtype == values.dtype:
+        torch.add(values, shift, out=out)
+    else:
+        out.copy_(values.add_(shift))
 
 
 def _folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:

@@ -2,14 +2,14 @@
 
 The explicit path works through an activation chunk by chunk, so that centred copies stay in cache
 and never cost memory of the activation's size. A chunk is an (N, K, c, S) view; its *tile* is the
-same numbers in the shape the arithmetic wants. Where features are treated one by one that is
-elementwise, ``Scalar``; where they are treated together it is products of d × m matrices,
-``Matrix``, in whichever of three layouts needs no copy:
+same numbers, centred, in the shape the arithmetic wants. Where features are treated one by one that
+is elementwise, ``Scalar``; where they are treated together it is products of d × m matrices,
+``Matrix``, in whichever layout is cheapest:
 
-    rows        (n, K, c, S)   samples contiguous: NCHW with many positions
-    columns     (K, c, n·S)    features contiguous: channels_last, or no positions at all
-    gathered    (K, c, n·S)    neither: few positions in NCHW, where one copy is cheaper than many
-    small products
+    rows      (n, K, c, S)   a product per example: instances, and long rows of positions in NCHW
+    columns   (K, c, n·S)    a view of features that lie together: channels_last, or no positions
+    gathered  (K, c, n·S)    a copy, made while centring: short rows of positions in NCHW
+    flat      (n, K, c·S)    groups of channels as features
 
 Index legend: b problems, d features, m samples.
 """
@@ -28,8 +28,8 @@ from ..area import Area
 CHUNK_NUMEL = {"cpu": 1 << 18}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
 
-#: Positions from which a product per example is efficient (below, examples are gathered first).
-MIN_ROW_LENGTH = 32
+#: Positions for each feature from which a product per example beats gathering examples first.
+MIN_ROW_LENGTH = 16
 
 
 def chunks(view: Tensor) -> Iterator[slice]:
@@ -50,15 +50,13 @@ class Scalar:
         self.axes = area.axes("m")
         self.shape = area.statistic_shape(chunk)
 
-    def tile(self, chunk: Tensor, dtype: torch.dtype) -> Tensor:
-        return chunk.to(dtype)
+    def tile(self, chunk: Tensor, dtype: torch.dtype, mean: Tensor | None = None) -> Tensor:
+        """The chunk's tile, less a (b, 1) mean."""
+        chunk = chunk.to(dtype)
+        return chunk if mean is None else chunk - mean.reshape(self.shape)
 
     def untile(self, tile: Tensor) -> Tensor:
         return tile
-
-    def column(self, vector: Tensor) -> Tensor:
-        """(b, 1) numbers, shaped to broadcast over a tile."""
-        return vector.reshape(self.shape)
 
     def total(self, tile: Tensor) -> Tensor:
         """Σ over samples, (b, 1)."""
@@ -78,43 +76,35 @@ class Scalar:
 class Matrix:
     """d ≥ 1: a tile is (…, d, m), and products are matrix products."""
 
-    def __init__(self, area: Area, chunk: Tensor, by_rows: bool) -> None:
+    def __init__(self, area: Area, chunk: Tensor, layout: str) -> None:
         n, k, _, _ = self.chunk_shape = tuple(chunk.shape)
-        self.sums_examples = False  # whether a product per example still has to be added up
-        if area.name == "group":
-            self.kind = "flat"
-            self.batch = (n,)
-        elif area.name == "instance":
-            self.kind = "rows"
-            self.batch = (n, k)
-        elif by_rows:
-            self.kind, self.sums_examples = "rows", True
-            self.batch = (k,)
-        else:
-            self.kind = "columns"
-            self.batch = (k,)
+        self.layout = layout
+        self.batch = {"instance": (n, k), "group": (n,)}.get(area.name, (k,))
+        # whether a product per example still has to be added up
+        self.sums_examples = layout == "rows" and area.spans_batch
 
-    def tile(self, chunk: Tensor, dtype: torch.dtype) -> Tensor:
+    def tile(self, chunk: Tensor, dtype: torch.dtype, mean: Tensor | None = None) -> Tensor:
+        """The chunk's tile, less a (b, d) mean."""
+        if self.layout == "gathered":
+            view = chunk.permute(1, 2, 0, 3)
+            copy = torch.empty(view.shape, dtype=dtype, device=chunk.device)
+            if mean is None:
+                return copy.copy_(view).flatten(2)
+            return torch.sub(view, mean[..., None, None], out=copy).flatten(2)
         chunk = chunk.to(dtype)
-        if self.kind == "rows":
-            return chunk
-        if self.kind == "flat":
-            return chunk.flatten(2)
-        return chunk.permute(1, 2, 0, 3).flatten(
-            2
-        )  # a view of features-last memory, a gathered copy otherwise
+        if self.layout == "flat":
+            tile = chunk.flatten(2)
+        else:
+            tile = chunk if self.layout == "rows" else chunk.permute(1, 2, 0, 3).flatten(2)
+        return tile if mean is None else tile - mean.reshape(*self.batch, mean.shape[-1], 1)
 
     def untile(self, tile: Tensor) -> Tensor:
         n, _, c, s = self.chunk_shape
-        if self.kind == "rows":
+        if self.layout == "rows":
             return tile
-        if self.kind == "flat":
+        if self.layout == "flat":
             return tile.unflatten(2, (c, s))
         return tile.unflatten(2, (n, s)).permute(2, 0, 1, 3)
-
-    def column(self, vector: Tensor) -> Tensor:
-        """(b, d) numbers, shaped to broadcast over a tile."""
-        return vector.reshape(*self.batch, vector.shape[-1], 1)
 
     def total(self, tile: Tensor) -> Tensor:
         """Σ over samples, (b, d)."""
@@ -128,24 +118,31 @@ class Matrix:
 
     def product(self, matrix: Tensor, tile: Tensor) -> Tensor:
         matrix = matrix.reshape(*self.batch, *matrix.shape[-2:])
-        if self.kind == "columns":
-            return (tile.mT @ matrix.mT).mT  # features stay contiguous
+        if self.layout == "columns":
+            return (tile.mT @ matrix.mT).mT  # features stay together
         return matrix @ tile
 
     def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> Tensor:
         matrix = matrix.reshape(*self.batch, *matrix.shape[-2:])
-        if self.kind == "columns":
+        if self.layout == "columns":
             to.mT.baddbmm_(tile.mT, matrix.mT)
             return to
-        return to.add_(matrix @ tile)
+        return to.baddbmm_(matrix, tile) if to.dim() == 3 else to.add_(matrix @ tile)
 
 
 def arithmetic(area: Area, chunk: Tensor, by_rows: bool | None = None) -> Scalar | Matrix:
-    """The arithmetic for a chunk of an area; the layout is the caller's choice or follows from
-    the chunk's strides.
+    """The arithmetic for a chunk of an area.
+
+    The layout follows from the chunk's strides and sizes, or, where a graph must not depend on
+    those, from the caller.
     """
     if "d" not in area.roles:
         return Scalar(area, chunk)
+    if area.name == "group":
+        return Matrix(area, chunk, "flat")
     if by_rows is None:
-        by_rows = chunk.shape[3] >= MIN_ROW_LENGTH and chunk.stride(2) != 1
-    return Matrix(area, chunk, by_rows)
+        by_rows = chunk.stride(2) != 1 and chunk.shape[3] >= MIN_ROW_LENGTH * chunk.shape[2]
+        layout = "columns" if chunk.stride(2) == 1 else "gathered"
+    else:
+        layout = "columns"
+    return Matrix(area, chunk, "rows" if by_rows or area.name == "instance" else layout)
