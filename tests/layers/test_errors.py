@@ -132,7 +132,7 @@ def test_one_value_per_channel(batch_case):
     if not layer.operation.centers or values > 1:
         assert layer(torch.randn(1, 12)).isfinite().all()
         return
-    with pytest.raises(ValueError, match=r"more than one value.*\(1, 12, 1\).*eval mode\.$"):
+    with pytest.raises(ValueError, match=r"more than one value.*\(1, 12, 1\).*\.$"):
         layer(torch.randn(1, 12))
     for name, b in layer.named_buffers():
         assert torch.equal(b, before[name]), name

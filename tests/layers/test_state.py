@@ -10,8 +10,11 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
+
+import isonorm
 
 
 @pytest.fixture
@@ -68,7 +71,8 @@ def test_loading_into_a_fresh_layer(case, trained, draw, assign, cold):
     if cold:
         fresh.eval()
     fresh.load_state_dict(torch.load(file, weights_only=True), strict=True, assign=assign)
-    fresh.eval()
+    if not cold:
+        fresh.eval()
     assert_same_state(model, fresh)
     assert torch.equal(fresh(x), model.eval()(x))
 
@@ -144,6 +148,19 @@ def test_values_written_behind_autograds_back_are_used_from_the_next_eval(case, 
     ):
         mean.data.copy_(value)
     assert torch.equal(average.eval()(x), trained.eval()(x))
+
+
+def test_statistics_handed_to_a_call_are_used_by_it_alone(draw):
+    """Tensors that come and go take each other's place in memory, not in the layer."""
+    layer, x = isonorm.BatchNorm(12, affine=False, eps=0).eval(), draw(5, 12, 3)
+    scales = range(1, 200)
+    found = [
+        functional_call(layer, {"running_cov": torch.full((12, 1, 1), float(s))}, (x,))
+        for s in scales
+    ]
+    for s, y in zip(scales, found, strict=True):
+        torch.testing.assert_close(y, x / s**0.5)
+    torch.testing.assert_close(layer(x), x)
 
 
 def test_averaged_model_with_buffers(case, trained, draw):

@@ -1,4 +1,4 @@
-"""Where torch has the same normalization, the layers here are it: outputs, gradients, statistics."""
+"""Where torch has the same normalization, the layers here equal it in all they compute."""
 
 from __future__ import annotations
 

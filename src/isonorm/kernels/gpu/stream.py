@@ -82,9 +82,9 @@ def moments_kernel(
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
-        o_sample, m_sample = _sample_offsets(0, n, s, sn, ss, BM, MERGED, False)
-        b_x = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE).to(tl.float32)
-        b_pivot = tl.sum(b_x, 0) / tl.sum(m_sample.to(tl.float32), 0)
+        o_first, m_first = _sample_offsets(0, n, s, sn, ss, BM, MERGED, False)
+        b_tile = _load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE).to(tl.float32)
+        b_pivot = tl.sum(b_tile, 0) / tl.sum(m_first.to(tl.float32), 0)
     b_first = tl.zeros((D,), tl.float32)
     if DIAG:
         b_second = tl.zeros((D,), tl.float32)
