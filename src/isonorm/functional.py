@@ -238,8 +238,10 @@ def check_count(flat: Tensor, plan: Plan, statistics: Statistics | None) -> None
 def _explicit(x: Tensor, recovery: Recovery, plan: Plan) -> Result:
     """Six steps, one autograd node; recoveries that do not fold into its matrix follow it."""
     if isinstance(recovery, Coloring) and not ("d" in plan.area.roles and plan.folds_recovery):
-        bare = _explicit(x, Affine(None, None), plan)
-        return Result(_recover(bare.y, recovery, plan.area), bare.statistics, bare.transform)
+        # in the working precision, so that the output is rounded once
+        bare = _explicit(x.to(working_dtype(x)), Affine(None, None), plan)
+        y = _recover(bare.y, recovery, plan.area).to(x.dtype)
+        return Result(y, bare.statistics, bare.transform)
     color = recovery.color if isinstance(recovery, Coloring) else None
     weight = recovery.weight if isinstance(recovery, Affine) else None
     y, saved = autograd.run(x, weight, recovery.bias, color, plan)

@@ -115,6 +115,16 @@ def test_the_operator_is_the_eager_function(name, recovery):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["newton", "zca", "layernorm"])
+def test_the_operator_twice_differentiated(name):
+    (x, weight, bias, _), plan = arguments(name, "affine")
+
+    def normalize(x, weight, bias):
+        return torch.ops.isonorm.normalize(x, weight, bias, None, plan.encode())[0]
+
+    assert torch.autograd.gradgradcheck(normalize, (x, weight, bias), fast_mode=True)
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_plans_survive_their_text(name):
     plan = PLANS[name]

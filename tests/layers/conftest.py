@@ -39,6 +39,12 @@ class Case(NamedTuple):
                 parameter += 0.3 * torch.randn_like(parameter)
         return layer
 
+    def untracked(self, **options) -> nn.Module:
+        """The layer without running statistics: what ``torch.func`` asks for in training."""
+        if self.keeps_statistics:
+            options["track_running_stats"] = False
+        return self.make(**options)
+
     @property
     def keeps_statistics(self) -> bool:
         return self.build(CHANNELS).running_mean is not None

@@ -45,9 +45,7 @@ def test_parameters_and_statistics_have_a_value_per_channel(case):
 
 
 def test_eval_is_train_where_nothing_is_kept(case, draw):
-    layer, x = case.make(), draw(4, 12, 5)
-    if case.keeps_statistics:
-        layer = case.make(track_running_stats=False)
+    layer, x = case.untracked(), draw(4, 12, 5)
     assert layer.running_mean is None and not dict(layer.named_buffers())
     assert torch.equal(layer(x), layer.eval()(x))
 

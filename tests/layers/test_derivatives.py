@@ -110,8 +110,10 @@ def difference(f, x, direction, step=1e-5):
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_forward_mode(case, draw, training):
-    tracked = {} if not training else {"track_running_stats": False}
-    layer = trained(case, draw, dtype=torch.float64, **tracked).train(training)
+    if training:
+        layer = case.untracked(dtype=torch.float64)
+    else:
+        layer = trained(case, draw, dtype=torch.float64)
     x, direction = (draw(4, 12, 6, dtype=torch.float64) for _ in range(2))
     expected = difference(layer, x, direction)
     y, tangent = jvp(layer, (x,), (direction,))
@@ -137,8 +139,10 @@ def test_dual_numbers_leave_running_statistics_plain(batch_case, draw):
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_vmap(case, draw, training):
-    tracked = {} if not training else {"track_running_stats": False}
-    layer = trained(case, draw, dtype=torch.float64, **tracked).train(training)
+    if training:
+        layer = case.untracked(dtype=torch.float64)
+    else:
+        layer = trained(case, draw, dtype=torch.float64)
     x = draw(6, 12, 4, 5, dtype=torch.float64).unflatten(0, (2, 3))
     torch.testing.assert_close(vmap(layer)(x), torch.stack([layer(part) for part in x]))
     inner = x.movedim(0, 2)
@@ -159,7 +163,7 @@ def test_ensemble_of_eval_models(batch_case, draw):
 
 
 def test_functional_gradient(case, draw):
-    layer = case.make(dtype=torch.float64, track_running_stats=False)
+    layer = case.untracked(dtype=torch.float64)
     x, cotangent = draw(4, 12, 6, dtype=torch.float64), torch.randn(4, 12, 6, dtype=torch.float64)
     parameters = dict(layer.named_parameters())
 
@@ -174,7 +178,7 @@ def test_functional_gradient(case, draw):
 
 def test_hessian_vector_product(case, draw):
     """Forward over reverse, against differences of the explicit backward's gradients."""
-    layer = case.make(dtype=torch.float64, track_running_stats=False, eps=0.1)
+    layer = case.untracked(dtype=torch.float64, eps=0.1)
     x, direction, cotangent = (draw(4, 12, 6, dtype=torch.float64) for _ in range(3))
 
     def loss(x):

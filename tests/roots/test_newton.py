@@ -147,13 +147,13 @@ def test_white_input_of_64_features_keeps_variance_059_after_5_steps():
     torch.testing.assert_close(w @ sigma @ w.mT, 0.59 * sigma, atol=5e-3, rtol=0)
 
 
-@pytest.mark.parametrize("m", [10, 10**6], ids=["iterates recomputed", "iterates kept"])
+@pytest.mark.parametrize("m", [10, 10**6, 2], ids=["iterates made again", "kept", "kept, d ≥ m"])
 @pytest.mark.parametrize("num_iters", [0, 1, 2, 5, 7])
 def test_derivative_is_the_papers(num_iters, m, rotated, autograd_gradient, explicit_gradient):
     sigma = 2.0 * rotated(torch.logspace(0, -2, 6, dtype=torch.float64).expand(2, 6))
     dw = torch.randn_like(sigma)
     root = Newton(num_iters)
-    assert root.memo_shape(2, 6, m)[0] == (4 * num_iters if m == 10**6 else 0)
+    assert (root.memo_shape(2, 6, m)[0] > 0) == (m != 10 and num_iters > 1)
     got = explicit_gradient(root, sigma, dw, m)
     assert relative_error(got, paper_gradient(sigma, dw, num_iters)) < 1e-11
     assert relative_error(got, autograd_gradient(root, sigma, dw)) < 1e-11

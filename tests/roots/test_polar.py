@@ -190,7 +190,7 @@ def test_singular_covariances_stay_finite(make, num_iters, explicit_gradient):
         assert int((~gradient.isfinite()).sum()) == 0
 
 
-@pytest.mark.parametrize("m", [10, 10**6], ids=["iterates recomputed", "iterates kept"])
+@pytest.mark.parametrize("m", [10, 10**6, 2], ids=["iterates made again", "kept", "kept, d ≥ m"])
 @pytest.mark.parametrize("num_iters", [1, 4, DEFAULT_STEPS])
 def test_derivative_is_the_divided_difference(
     num_iters, m, rotated, autograd_gradient, explicit_gradient, spectral_gradient
@@ -201,7 +201,7 @@ def test_derivative_is_the_divided_difference(
     sigma = 2.0 * rotated(torch.tensor([[1.0, 0.5, 0.5, 0.1, 0.02]], dtype=torch.float64))
     dw = torch.randn_like(sigma)
     root = Polar(num_iters)
-    assert root.memo_shape(1, 5, m)[0] == (4 * num_iters if m == 10**6 else 0)
+    assert (root.memo_shape(1, 5, m)[0] > 0) == (m != 10 and num_iters > 1)
     got = explicit_gradient(root, sigma, dw, m)
 
     s = torch.linalg.matrix_norm(sigma)[:, None, None]

@@ -67,7 +67,7 @@ class RunningTransform(nn.Module):
         self.check_finite = check_finite
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
-        self._transform_source: tuple[int, int] | None = None
+        self._transform_source: tuple[Tensor, int] | None = None  # what W was derived from
 
         self.register_buffer("running_mean", None)
         self.register_buffer(self._running_name, None)
@@ -128,6 +128,9 @@ class RunningTransform(nn.Module):
             matrix = transform
         elif self.operation.centers and self.operation.is_quadratic:
             matrix = statistics.unbiased_cov()
+            rest = self._num_means - (self._num_problems - 1) * self._size
+            # a shorter last group's padding stays the identity
+            matrix[-1, rest:, rest:] = torch.eye(self._size - rest).to(matrix)
         else:
             matrix = statistics.cov
         matrix = matrix.to(running.dtype)
@@ -156,33 +159,36 @@ class RunningTransform(nn.Module):
 
     def refresh(self) -> None:
         """Derives the W of eval from the running statistics: on eval(), on loading, on change."""
-        if self.eval_transform is None or self._transform_source == _version_of(
-            self._running_matrix()
-        ):
+        if self.eval_transform is None:
             return
         # A new tensor: graphs of earlier forwards still hold the old one.
         self.eval_transform = self._derived_transform()
-        self._transform_source = _version_of(self._running_matrix())
-
-    @torch.no_grad()
-    def _derived_transform(self) -> Tensor:
         running = self._running_matrix()
-        if self.running == "whitening" or running.is_meta:
-            return running.clone()
-        with torch.autocast(running.device.type, enabled=False):
-            parts, start = [], 0
-            for block in self._applied_area.partition(self.num_features):
-                b, d, _ = self._applied_area.problem_shape(block, 1, 1)
-                parts.append(self.operation.transform(running[start : start + b, :d, :d], self.eps))
-                start += b
-        return join_matrices(parts)
+        self._transform_source = (running, _version_of(running))
+
+    def _derived_transform(self) -> Tensor:
+        # Out of inference mode, whose tensors could not be used in training's graphs later.
+        with torch.inference_mode(False), torch.no_grad():
+            running = self._running_matrix().clone()
+            if self.running == "whitening" or running.is_meta:
+                return running
+            with torch.autocast(running.device.type, enabled=False):
+                parts, start = [], 0
+                for block in self._applied_area.partition(self.num_features):
+                    b, d, _ = self._applied_area.problem_shape(block, 1, 1)
+                    cov = running[start : start + b, :d, :d]
+                    parts.append(self.operation.transform(cov, self.eps))
+                    start += b
+            return join_matrices(parts)
 
     def transform_for_eval(self) -> Tensor:
         """(b, d, d) W, derived anew if someone wrote to the running statistics since."""
         assert self.eval_transform is not None
         if torch.compiler.is_compiling():
             return self.eval_transform
-        if self._transform_source == _version_of(self._running_matrix()):
+        running = self._running_matrix()
+        source, version = self._transform_source or (None, -1)
+        if source is running and version == _version_of(running):
             return self.eval_transform
         if transforms_active():  # statistics handed to a functional call belong to that call alone
             return self._derived_transform()
@@ -205,29 +211,30 @@ class RunningTransform(nn.Module):
                 f"{self.track_running_stats} normalizes every input by its own statistics."
             )
         matrices, offsets = [], []
-        for block, w, mu in self._eval_parts():
-            if (
-                self.area.features != "channels"
-            ):  # one scale and one mean for all channels of a group
-                w, mu = (
-                    w.repeat_interleave(block.size, dim=0),
-                    mu.repeat_interleave(block.size, dim=0),
-                )
-            if w.shape[-1] == 1 and isinstance(recovery, Affine):
-                a = (
-                    w
-                    if recovery.weight is None
-                    else w * recovery.weight[block.channels].view(-1, 1, 1)
-                )
-            else:
-                diagonal = w.shape[-1] == 1
-                w = torch.diag_embed(w.view(block.groups, block.size)) if diagonal else w
-                a, mu = recovery.fold(w, block), mu.view(block.groups, block.size)
-            offset = -(a * mu.unsqueeze(-2)).sum(-1).reshape(-1)  # autocast leaves sums alone
-            if recovery.bias is not None:
-                offset = offset + recovery.bias[block.channels]
-            matrices.append(a)
-            offsets.append(offset)
+        with torch.autocast(self.running_mean.device.type, enabled=False):
+            for block, w, mu in self._eval_parts():
+                if (
+                    self.area.features != "channels"
+                ):  # one scale and one mean for all channels of a group
+                    w, mu = (
+                        w.repeat_interleave(block.size, dim=0),
+                        mu.repeat_interleave(block.size, dim=0),
+                    )
+                if w.shape[-1] == 1 and isinstance(recovery, Affine):
+                    a = (
+                        w
+                        if recovery.weight is None
+                        else w * recovery.weight[block.channels].view(-1, 1, 1)
+                    )
+                else:
+                    diagonal = w.shape[-1] == 1
+                    w = torch.diag_embed(w.view(block.groups, block.size)) if diagonal else w
+                    a, mu = recovery.fold(w, block), mu.view(block.groups, block.size)
+                offset = -(a @ mu.unsqueeze(-1)).reshape(-1)
+                if recovery.bias is not None:
+                    offset = offset + recovery.bias[block.channels]
+                matrices.append(a)
+                offsets.append(offset)
         return join_matrices(matrices), torch.cat(offsets)
 
     def _eval_parts(self) -> Iterator[tuple[Block, Tensor, Tensor]]:
@@ -257,11 +264,9 @@ class RunningTransform(nn.Module):
         return self
 
 
-def _version_of(buffer: Tensor) -> tuple[int, int] | None:
-    """What changes when a buffer is written to or replaced (inference tensors do not tell)."""
-    if buffer.is_inference():
-        return None
-    return id(buffer), 0 if transforms_active() else buffer._version
+def _version_of(buffer: Tensor) -> int:
+    """What changes when a buffer is written to (inference tensors and transforms do not tell)."""
+    return 0 if buffer.is_inference() or transforms_active() else buffer._version
 
 
 def _refresh_after_load(module: RunningTransform, incompatible_keys) -> None:
