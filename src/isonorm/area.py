@@ -94,7 +94,7 @@ class Area:
                 )
             return (Block(0, self.num_groups, num_channels // self.num_groups),)
         size = min(self.group_size or num_channels, num_channels)
-        full, rest = divmod(num_channels, size)
+        full, rest = num_channels // size, num_channels % size  # divmod cannot be traced
         blocks = (Block(0, full, size),)
         return (*blocks, Block(full * size, 1, rest)) if rest else blocks
 

@@ -92,6 +92,8 @@ def _why_reference(operation: Operation) -> str | None:
     """What only the reference can do here, if anything."""
     if transforms_active():
         return "a torch.func transform is active, which the explicit path has no rule for"
+    if getattr(torch.compiler, "is_exporting", bool)():
+        return "an export wants operators of torch alone"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active, which the explicit path has no rule for"
     if not operation.is_quadratic:

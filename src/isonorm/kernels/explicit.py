@@ -20,6 +20,7 @@ Index legend: b problems, d features, m samples.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from types import ModuleType
 from typing import NamedTuple
 
@@ -142,7 +143,7 @@ def _pack(parts: list[Tensor]) -> Tensor:
 def _unpack(packed: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
     if len(shapes) == 1:
         return [packed.view(shapes[0])]
-    sizes = [torch.Size(shape).numel() for shape in shapes]
+    sizes = [prod(shape) for shape in shapes]
     return [part.view(shape) for part, shape in zip(packed.split(sizes), shapes, strict=True)]
 
 

@@ -119,9 +119,10 @@ class Plan:
         64 None whiten …".
         """
         a, o = self.area, self.operation
-        area = f"{a.name} {a.roles} {a.features} {a.group_size} {a.num_groups}"
-        operation = f"{o.name} {o.centers} {o.scales} {o.norm} {o.method} {o.num_iters}"
-        return f"{area} {operation} {self.eps} {self.backend} {self.group}"
+        c = _constant
+        area = f"{a.name} {a.roles} {a.features} {c(a.group_size)} {c(a.num_groups)}"
+        kind = f"{o.name} {o.centers} {o.scales} {c(o.norm)} {o.method} {c(o.num_iters)}"
+        return f"{area} {kind} {c(self.eps)} {self.backend} {self.group}"
 
     @staticmethod
     @lru_cache(maxsize=512)
@@ -138,6 +139,11 @@ class Plan:
             _integer(steps),
         )
         return Plan(area, operation, float(words[11]), group=words[13], backend=words[12])
+
+
+def _constant(value):
+    """The value itself, also where the compiler would rather treat a number as unknown."""
+    return [*{value}][0]
 
 
 def _integer(text: str) -> int | None:

@@ -11,6 +11,14 @@ from .. import operation as operations
 from .normalize import BatchOptions, Normalize, SampleOptions
 
 
+def _only(kind: type, options: dict, layer: object) -> dict:
+    """The options, if they are all of a kind: a typo or another layer's keyword is refused."""
+    for name in options:
+        if name not in kind.__optional_keys__:  # type: ignore[attr-defined]
+            raise TypeError(f"{type(layer).__name__} has no keyword argument {name!r}.")
+    return options
+
+
 def _recovery(affine: bool) -> str | None:
     return "affine" if affine else None
 
@@ -44,7 +52,7 @@ class IterNorm(Normalize):
             area=areas.batch(group_size),
             operation=operations.whiten("newton", num_iters),
             recovery=_recovery(affine),
-            **options,
+            **_only(BatchOptions, options, self),
         )
         self.group_size, self.num_iters, self.affine = group_size, num_iters, affine
 
@@ -85,7 +93,7 @@ class DBN(Normalize):
             area=areas.batch(group_size),
             operation=operations.whiten(method, num_iters),
             recovery=_recovery(affine),
-            **options,
+            **_only(BatchOptions, options, self),
         )
         self.group_size, self.method, self.num_iters, self.affine = (
             group_size,
@@ -105,14 +113,20 @@ class DBN(Normalize):
 class BatchNorm(Normalize):
     """Batch Normalization (Ioffe & Szegedy 2015), for inputs of any rank.
 
-    Its running variance is ``running_cov``, (C, 1, 1). For loading a ``torch.nn.BatchNorm2d`` see
-    the documentation.
+    Its running variance is ``running_cov``, (C, 1, 1).
     """
+
+    _echoes = ("affine",)
 
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[BatchOptions]
     ) -> None:
-        super().__init__(num_features, area=areas.batch(1), recovery=_recovery(affine), **options)
+        super().__init__(
+            num_features,
+            area=areas.batch(1),
+            recovery=_recovery(affine),
+            **_only(BatchOptions, options, self),
+        )
         self.affine = affine
 
 
@@ -121,10 +135,17 @@ class LayerNorm(Normalize):
     ``torch.nn.GroupNorm(1, C)``.
     """
 
+    _echoes = ("affine",)
+
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
     ) -> None:
-        super().__init__(num_features, area=areas.layer(), recovery=_recovery(affine), **options)
+        super().__init__(
+            num_features,
+            area=areas.layer(),
+            recovery=_recovery(affine),
+            **_only(SampleOptions, options, self),
+        )
         self.affine = affine
 
 
@@ -133,17 +154,24 @@ class InstanceNorm(Normalize):
     layer here is.
     """
 
+    _echoes = ("affine",)
+
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
     ) -> None:
         super().__init__(
-            num_features, area=areas.instance(1), recovery=_recovery(affine), **options
+            num_features,
+            area=areas.instance(1),
+            recovery=_recovery(affine),
+            **_only(SampleOptions, options, self),
         )
         self.affine = affine
 
 
 class GroupNorm(Normalize):
     """Group Normalization (Wu & He 2018)."""
+
+    _echoes = ("num_groups", "affine")
 
     def __init__(
         self,
@@ -154,13 +182,18 @@ class GroupNorm(Normalize):
         **options: Unpack[SampleOptions],
     ) -> None:
         super().__init__(
-            num_features, area=areas.group(num_groups), recovery=_recovery(affine), **options
+            num_features,
+            area=areas.group(num_groups),
+            recovery=_recovery(affine),
+            **_only(SampleOptions, options, self),
         )
         self.num_groups, self.affine = num_groups, affine
 
 
 class BatchGroupNorm(Normalize):
     """Batch Group Normalization (Zhou et al. 2020): groups of channels, over the whole batch."""
+
+    _echoes = ("num_groups", "affine")
 
     def __init__(
         self,
@@ -171,7 +204,10 @@ class BatchGroupNorm(Normalize):
         **options: Unpack[BatchOptions],
     ) -> None:
         super().__init__(
-            num_features, area=areas.batch_group(num_groups), recovery=_recovery(affine), **options
+            num_features,
+            area=areas.batch_group(num_groups),
+            recovery=_recovery(affine),
+            **_only(BatchOptions, options, self),
         )
         self.num_groups, self.affine = num_groups, affine
 
@@ -179,15 +215,24 @@ class BatchGroupNorm(Normalize):
 class PositionalNorm(Normalize):
     """Positional Normalization (Li et al. 2019): over the channels at each position."""
 
+    _echoes = ("affine",)
+
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
     ) -> None:
-        super().__init__(num_features, area=areas.position(), recovery=_recovery(affine), **options)
+        super().__init__(
+            num_features,
+            area=areas.position(),
+            recovery=_recovery(affine),
+            **_only(SampleOptions, options, self),
+        )
         self.affine = affine
 
 
 class GroupWhitening(Normalize):
     """Group Whitening (Huang et al. 2021): decorrelates the groups of channels of each example."""
+
+    _echoes = ("num_groups", "method", "num_iters", "affine")
 
     def __init__(
         self,
@@ -205,7 +250,7 @@ class GroupWhitening(Normalize):
             area=areas.group(num_groups),
             operation=whiten,
             recovery=_recovery(affine),
-            **options,
+            **_only(SampleOptions, options, self),
         )
         self.num_groups, self.method, self.num_iters, self.affine = (
             num_groups,
@@ -219,6 +264,8 @@ class InstanceWhitening(Normalize):
     """Instance whitening (Siarohin et al. 2019, Pan et al. 2019): decorrelates channels within
     each example.
     """
+
+    _echoes = ("group_size", "method", "num_iters", "affine")
 
     def __init__(
         self,
@@ -236,7 +283,7 @@ class InstanceWhitening(Normalize):
             area=areas.instance(group_size),
             operation=whiten,
             recovery=_recovery(affine),
-            **options,
+            **_only(SampleOptions, options, self),
         )
         self.group_size, self.method, self.num_iters, self.affine = (
             group_size,

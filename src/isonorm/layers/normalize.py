@@ -67,6 +67,9 @@ class Normalize(RunningTransform):
     True
     """
 
+    #: The constructor's arguments that a named layer's repr repeats.
+    _echoes: tuple[str, ...] = ()
+
     def __init__(
         self,
         num_features: int,
@@ -175,11 +178,12 @@ class Normalize(RunningTransform):
             )
 
     def extra_repr(self) -> str:
+        if self._echoes:
+            parts = [str(self.num_features), *(f"{n}={getattr(self, n)!r}" for n in self._echoes)]
+            return ", ".join(parts) + self._common_repr()
         recovered = None if self._recovery_class is None else self._recovery_class.name
-        return (
-            f"{self.num_features}, area={self.area!r}, operation={self.operation!r}, "
-            f"recovery={recovered!r}" + (self._common_repr())
-        )
+        parts = f"area={self.area!r}, operation={self.operation!r}, recovery={recovered!r}"
+        return f"{self.num_features}, {parts}" + self._common_repr()
 
     def _common_repr(self) -> str:
         """The keywords shared by all layers, as far as they differ from their defaults (eps

@@ -146,7 +146,7 @@ class RunningTransform(nn.Module):
         self.num_batches_tracked += seen
         rate: float | Tensor
         if self.momentum is None:
-            rate = (1 / self.num_batches_tracked.clamp(min=1)).to(running.dtype)
+            rate = 1 / self.num_batches_tracked.clamp(min=1).to(running.dtype)
         else:
             rate = self.momentum
         if isinstance(seen, Tensor):

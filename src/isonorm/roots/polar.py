@@ -11,7 +11,6 @@ The coefficients are generated here, for the requested number of steps, by equio
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Self
 
 import torch
@@ -56,7 +55,6 @@ class Polar:
         return recurrence.memo_shape(self.num_iters, b, d, m)
 
 
-@lru_cache(maxsize=64)
 def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, ...]:
     """Coefficients of ``num_steps`` greedy minimax steps for eigenvalues in [bound, 1].
 
