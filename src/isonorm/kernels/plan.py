@@ -143,7 +143,7 @@ class Plan:
 
 def _constant(value):
     """The value itself, also where the compiler would rather treat a number as unknown."""
-    return [*{value}][0]
+    return [*{value}][0]  # noqa: RUF015: a set's only member is what the compiler must know
 
 
 def _integer(text: str) -> int | None:
