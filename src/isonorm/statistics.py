@@ -134,12 +134,21 @@ def group_name(process_group: dist.ProcessGroup | str | None) -> str:
     if process_group == "world":
         return "world"
     name = getattr(process_group, "group_name", None)
+    if isinstance(process_group, str) and dist.is_available() and dist.is_initialized():
+        try:
+            name = _group_of(process_group).group_name  # a name, as a layer's repr shows it
+        except RuntimeError:
+            name = None
     if not isinstance(name, str):
         raise ValueError(
             "process_group must be a torch.distributed process group, 'world', or None for no "
             f"synchronization; got {process_group!r}."
         )
     return name
+
+
+def _group_of(name: str) -> dist.ProcessGroup:
+    return dist.distributed_c10d._resolve_process_group(name)  # pyright: ignore
 
 
 def resolve_group(name: str) -> dist.ProcessGroup | None:
@@ -149,7 +158,7 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
     if name == "world":
         group = dist.group.WORLD
     else:
-        group = dist.distributed_c10d._resolve_process_group(name)  # pyright: ignore
+        group = _group_of(name)
     return group if group is not None and dist.get_world_size(group) > 1 else None
 
 

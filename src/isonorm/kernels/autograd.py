@@ -43,6 +43,16 @@ def _backward(dy, dmean, dcov, x, weight, bias, color, saved: Saved, plan: Plan)
         return explicit.backward(dy, dmean, dcov, x, recovery_of(weight, bias, color), saved, plan)
 
 
+def _is_batched(grad: Tensor | None) -> bool:
+    """Whether a gradient stands for many (``is_grads_batched``, vmap over a vjp): only the
+    reference broadcasts over them.
+    """
+    functorch = torch._C._functorch
+    return grad is not None and (
+        functorch.is_legacy_batchedtensor(grad) or functorch.is_batchedtensor(grad)
+    )
+
+
 def _differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan: Plan):
     """The same gradients as a graph, by differentiating the reference."""
     inputs = [t for t in (x, weight, bias, color) if t is not None]
@@ -50,7 +60,9 @@ def _differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan: Plan
         raise RuntimeError(
             "nothing to differentiate: no input of this normalization requires a gradient."
         )
-    outputs = reference.run_packed(x, recovery_of(weight, bias, color), plan)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        outputs = reference.run_packed(x, recovery_of(weight, bias, color), plan)
     pairs = [
         (o, g)
         for o, g in zip(outputs, (dy, dmean, dcov), strict=True)
@@ -58,7 +70,11 @@ def _differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan: Plan
     ]
     wanted = [t for t in inputs if t.requires_grad]
     grads = torch.autograd.grad(
-        [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
+        [o for o, _ in pairs],
+        wanted,
+        [g for _, g in pairs],
+        create_graph=create_graph,
+        allow_unused=True,
     )
     found = dict(zip(map(id, wanted), grads, strict=True))
     return tuple(None if t is None else found.get(id(t)) for t in (x, weight, bias, color))
@@ -81,7 +97,7 @@ class _Explicit(torch.autograd.Function):
         x, weight, bias, color, *saved = ctx.saved_tensors
         if dy is None and dmean is None and dcov is None:
             return None, None, None, None, None
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or any(map(_is_batched, grads)):
             return (
                 *_differentiable_backward(dy, dmean, dcov, x, weight, bias, color, ctx.plan),
                 None,

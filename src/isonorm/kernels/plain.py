@@ -48,7 +48,7 @@ def _chunk_mean(chunk: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
 
 def root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
     """Step 2: W and the memo."""
-    method = plan.root(cov.device)
+    method = plan.root(cov.shape[-1], cov.device)
     if method is None:
         return (cov + plan.eps).rsqrt(), cov.new_empty(0)
     return method.forward(add_eps(cov, plan.eps), m)
@@ -100,7 +100,7 @@ def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | i
     folded = plan.folds_recovery
     a = _folded(recovery, p.w, p.block) if folded else p.w
     dw = _transform_gradient(recovery, s.outer, p) if folded else s.outer
-    method = plan.root(dw.device)
+    method = plan.root(dw.shape[-1], dw.device)
     if method is None:
         dsigma = -0.5 * dw * p.w**3
     else:

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from ..area import Area, Block
 from ..operation import Operation
-from ..roots import Newton, Polar, Root
+from ..roots import DEFAULT_STEPS, Recurrence, Root
 from ..statistics import Statistics
 
 #: The largest group whose matrices fit the registers and shared memory of one program.
 FUSED_ROOT = 64
-#: The longest iteration that needs no help against rounding in float32: see
-#: ``recurrence.normalized``.
-FUSED_STEPS = 14
+#: The longest iterations that arrive before rounding matters in float32: see ``recurrence.Watch``.
+FUSED_STEPS = {"newton": 14, "polar": DEFAULT_STEPS}
 
 
 class Result(NamedTuple):
@@ -81,11 +80,11 @@ class Plan:
     group: str = ""
     backend: str = "torch"
 
-    def root(self, device: torch.device) -> Root | None:
+    def root(self, d: int, device: torch.device) -> Root | None:
         """The root of a whitening with more than one feature; None where W is one reciprocal
         square root.
         """
-        root = self.operation.root if "d" in self.area.roles else None
+        root = self.operation.root if "d" in self.area.roles and d > 1 else None
         return None if root is None else root.on(device)
 
     @property
@@ -102,16 +101,16 @@ class Plan:
 
     def fuses_root(self, d: int, device: torch.device) -> bool:
         """Whether one kernel runs the whole recurrence of a group: newton or polar, d up to 64."""
-        root = self.root(device)
-        if self.backend != "triton" or not isinstance(root, Newton | Polar):
+        root = self.root(d, device)
+        if self.backend != "triton" or not isinstance(root, Recurrence):
             return False
-        return d <= FUSED_ROOT and len(root.steps) <= FUSED_STEPS
+        return d <= FUSED_ROOT and len(root.steps) <= FUSED_STEPS[root.name]
 
     def memo_shape(self, b: int, d: int, m: int, device: torch.device) -> tuple[int, ...]:
-        root = self.root(device)
+        root = self.root(d, device)
         if self.fuses_root(d, device):
-            assert isinstance(root, Newton | Polar)
-            return (len(root.steps) * (4 if isinstance(root, Polar) else 3), b, d, d)
+            assert isinstance(root, Recurrence)
+            return (len(root.steps) * (4 if root.name == "polar" else 3), b, d, d)
         return (0,) if root is None else root.memo_shape(b, d, m)
 
     def encode(self) -> str:
@@ -143,7 +142,7 @@ class Plan:
 
 def _constant(value):
     """The value itself, also where the compiler would rather treat a number as unknown."""
-    return [*{value}][0]  # noqa: RUF015: a set's only member is what the compiler must know
+    return [*{value}][0]  # noqa: RUF015 (a set's only member is what the compiler must know)
 
 
 def _integer(text: str) -> int | None:

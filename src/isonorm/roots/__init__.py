@@ -18,6 +18,7 @@ from .cholesky import Cholesky
 from .eigen import PCA, ZCA
 from .newton import Newton
 from .polar import DEFAULT_STEPS, Polar
+from .recurrence import Recurrence
 
 
 class Root(Protocol):
@@ -39,6 +40,8 @@ class Root(Protocol):
 
     def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]: ...
 
+
+__all__ = ["DEFAULT_STEPS", "METHODS", "Newton", "Polar", "Recurrence", "Root", "make_root"]
 
 METHODS = ("newton", "polar", "zca", "pca", "cholesky")
 

@@ -35,10 +35,11 @@ def decompose(sigma: Tensor) -> tuple[Tensor, Tensor]:
     back as NaN.
     """
     d = sigma.shape[-1]
-    finite = sigma.isfinite().all(-1).all(-1)[..., None, None]
     unit = trace(sigma) / d  # decompose at scale 1, so that no intermediate under- or overflows
-    safe = torch.where(finite, sigma / unit, identity_like(sigma))
-    values, vectors = torch.linalg.eigh(safe)
+    scaled = sigma / unit
+    finite = scaled.isfinite().all(-1).all(-1)[..., None, None]
+    safe = torch.where(finite, scaled, identity_like(sigma)).double()
+    values, vectors = (t.to(sigma.dtype) for t in torch.linalg.eigh(safe))
     values = values.clamp(min=eigenvalue_floor(sigma.dtype, d)) * unit[..., 0]
     return torch.where(finite[..., 0], values, values.new_tensor(float("nan"))), vectors
 

@@ -7,39 +7,21 @@ of d = 64 leaves T = 5 with variance 0.59.
 
 from __future__ import annotations
 
-from typing import Self
-
-import torch
 from torch import Tensor
 
 from . import recurrence
 
 
-class Newton:
+class Newton(recurrence.Recurrence):
     """P_T(Σ/tr Σ)/√tr Σ, exactly its T steps. ``num_iters=0`` divides by √tr Σ."""
 
     name = "newton"
+    scale = staticmethod(recurrence.trace)
+    scale_gradient = staticmethod(recurrence.trace_gradient)
 
     def __init__(self, num_iters: int) -> None:
         self.num_iters = num_iters
         self.steps = (recurrence.NEWTON,) * num_iters
-
-    def on(self, device: torch.device) -> Self:
-        return self
-
-    def __call__(self, sigma: Tensor) -> Tensor:
-        return recurrence.root(sigma, self.steps, recurrence.trace)
-
-    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        return recurrence.forward(sigma, self.steps, recurrence.trace, m)
-
-    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
-        return recurrence.backward(
-            dw, sigma, w, memo, self.steps, recurrence.trace, recurrence.trace_gradient
-        )
-
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
-        return recurrence.memo_shape(self.num_iters, b, d, m)
 
 
 def reference(sigma: Tensor, num_iters: int) -> Tensor:

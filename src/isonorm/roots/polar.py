@@ -11,10 +11,9 @@ The coefficients are generated here, for the requested number of steps, by equio
 
 from __future__ import annotations
 
-from typing import Self
+from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from . import recurrence
 from .recurrence import Step
@@ -24,35 +23,24 @@ from .recurrence import Step
 #: and 1e5 for d up to 100.
 SPECTRAL_BOUND = 1e-6
 
+#: What is left free above the interval while it is wide: rounding puts an eigenvalue of 1
+#: beyond it, and from there the next steps would push it away.
+ROOM = 1e-4
+
 #: Enough for that bound: the error is then below float64 rounding.
 DEFAULT_STEPS = 8
 
 
-class Polar:
+class Polar(recurrence.Recurrence):
     """Σ^(-1/2) by ``num_iters`` minimax steps on Σ/‖Σ‖_F."""
 
     name = "polar"
+    scale = staticmethod(recurrence.frobenius)
+    scale_gradient = staticmethod(recurrence.frobenius_gradient)
 
     def __init__(self, num_iters: int = DEFAULT_STEPS, bound: float = SPECTRAL_BOUND) -> None:
         self.num_iters = num_iters
         self.steps = minimax_steps(num_iters, bound)
-
-    def on(self, device: torch.device) -> Self:
-        return self
-
-    def __call__(self, sigma: Tensor) -> Tensor:
-        return recurrence.root(sigma, self.steps, recurrence.frobenius)
-
-    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        return recurrence.forward(sigma, self.steps, recurrence.frobenius, m)
-
-    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
-        return recurrence.backward(
-            dw, sigma, w, memo, self.steps, recurrence.frobenius, recurrence.frobenius_gradient
-        )
-
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
-        return recurrence.memo_shape(self.num_iters, b, d, m)
 
 
 def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, ...]:
@@ -61,20 +49,26 @@ def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, 
     >>> [round(x, 2) for x in minimax_steps(1, bound=0.25)[0]]
     [2.67, -3.29, 1.64]
     """
-    low, high = (
-        bound**0.5,
-        1.0,
-    )  # the recurrence acts on eigenvalues; its polynomials on their square roots
+    return _minimax_steps(num_steps, bound)
+
+
+# The compiler takes the answer for a constant, where it could not trace the search for it.
+minimax_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache
+def _minimax_steps(num_steps: int, bound: float) -> tuple[Step, ...]:
+    # The recurrence acts on eigenvalues, its polynomials on their square roots.
+    low, high = bound**0.5, 1.0 + ROOM
     steps = []
     for _ in range(num_steps):
         step = _minimax(low, high)
         steps.append(step)
         low = _value(step, low)
         high = 2.0 - low  # the worst error, on the other side of 1
+        if high - low > 0.1:
+            high *= 1.0 + ROOM
     return tuple(steps)
-
-
-minimax_steps._dynamo_marked_constant = True
 
 
 def _value(step: Step, x: float) -> float:
@@ -88,9 +82,8 @@ def _minimax(low: float, high: float) -> Step:
     The error 1 − p alternates in sign at low < q < r < high, where q and r are p's own extrema.
     """
     if high - low < 1e-5:
-        # The interval is a point to float64 accuracy: the Taylor polynomial of the limit, 15/8,
-        # −10/8, 3/8.
-        return Step(1.875, -1.25, 0.375)
+        # The interval is a point to float64 accuracy.
+        return recurrence.TAYLOR
     q, r = (3 * low + high) / 4, (low + 3 * high) / 4
     a = b = c = 0.0
     previous = float("inf")

@@ -19,8 +19,8 @@ Index legend: b problems, d features; all matrices are (b, d, d).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -35,10 +35,8 @@ class Step(NamedTuple):
 
 
 NEWTON = Step(1.5, -0.5)
-
-# A scale s(Σ) with spectrum(Σ/s) ⊂ [0, 1], and its derivative ∂s/∂Σ given Σ_N.
-Scale = Callable[[Tensor], Tensor]
-ScaleGradient = Callable[[Tensor], Tensor]
+#: The quintic step of an interval that is a point: the Taylor polynomial at 1.
+TAYLOR = Step(1.875, -1.25, 0.375)
 
 
 def trace(sigma: Tensor) -> Tensor:
@@ -72,30 +70,45 @@ def polynomial(z: Tensor, step: Step) -> Tensor:
 def iterate(sigma_n: Tensor, steps: Sequence[Step]) -> Tensor:
     """P_T, as the recurrence stands above."""
     z, p = sigma_n, identity_like(sigma_n).expand_as(sigma_n)
+    watch = Watch(steps, sigma_n)
     for k, step in enumerate(steps):
         q = polynomial(z, step)
+        arrived = watch(z, step)
+        if arrived is not None:
+            q = torch.where(arrived, identity_like(z), q)
         p = q if k == 0 else p @ q
         if k + 1 < len(steps):  # the last Z is nobody's input
             z = z @ q @ q
     return p
 
 
-def root(sigma: Tensor, steps: Sequence[Step], scale: Scale) -> Tensor:
-    """W, as a differentiable composition."""
-    s = scale(sigma)
-    return iterate(normalized(sigma, s, len(steps)), steps) / s.sqrt()
+class Watch:
+    """Says of each problem when a long iteration has arrived and should stop.
 
-
-def normalized(sigma: Tensor, s: Tensor, num_steps: int) -> Tensor:
-    """Σ_N = Σ/s, kept positive where an iteration is long enough to find out.
-
-    Rounding can leave a singular covariance an eigenvalue of −u, which each Newton step multiplies
-    by 9/4. After few steps it is still nothing; after many it would be everything.
+    Newton's step, and the Taylor step that ends ``polar``, bring every eigenvalue of Z in [0, 1]
+    closer to 1. Where ‖Z − I‖ no longer falls nothing is left to gain, and rounding may have left a
+    singular covariance an eigenvalue of −u, which each Newton step multiplies by 9/4: after few
+    steps it is still nothing, after many it would be everything. Short iterations are not watched.
     """
-    unit = torch.finfo(sigma.dtype).eps
-    if unit * 2.25**num_steps < 1e-2:
-        return sigma / s
-    return sigma / s + 4 * unit * identity_like(sigma)
+
+    def __init__(self, steps: Sequence[Step], sigma_n: Tensor) -> None:
+        growth = torch.finfo(sigma_n.dtype).eps
+        for step in steps:
+            growth *= step.a**2
+        self.on = growth > 1e-2
+        self.distance: Tensor | None = None
+
+    def __call__(self, z: Tensor, step: Step) -> Tensor | None:
+        """(b, 1, 1): the problems for which the step must not be taken, or None."""
+        if not self.on or step not in (NEWTON, TAYLOR):
+            return None
+        distance = torch.linalg.matrix_norm((z - identity_like(z)).detach(), keepdim=True)
+        before, self.distance = self.distance, distance
+        if before is None:
+            return None
+        arrived = distance >= before
+        self.distance = torch.where(arrived, torch.zeros_like(distance), distance)
+        return arrived
 
 
 def keeps_trail(num_steps: int, d: int, m: int) -> bool:
@@ -106,10 +119,6 @@ def keeps_trail(num_steps: int, d: int, m: int) -> bool:
     memory and the time.
     """
     return num_steps > 1 and (200 * (num_steps - 1) * d <= m or d >= m)
-
-
-def memo_shape(num_steps: int, b: int, d: int, m: int) -> tuple[int, ...]:
-    return (2 * (num_steps - 1) if keeps_trail(num_steps, d, m) else 0, b, d, d)
 
 
 def _varying(z: Tensor, step: Step) -> tuple[Tensor, float]:
@@ -132,69 +141,99 @@ def _times(left: Tensor, step: Step, r: Tensor, alpha: float) -> Tensor:
     return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha)
 
 
-def _advance(z: Tensor, p: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-    """(Z·Q², P·Q); P is None before the first step."""
+def _next_p(z: Tensor, p: Tensor | None, step: Step, arrived: Tensor | None) -> Tensor:
+    """P·Q; P is None before the first step."""
+    if p is None:
+        return _first(z, step)
+    return _keep(arrived, p, _times(p, step, *_varying(z, step)))
+
+
+def _advance(
+    z: Tensor, p: Tensor | None, step: Step, arrived: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(Z·Q², P·Q), but (Z, P) where the iteration has arrived; P is None before the first step."""
     r, alpha = _varying(z, step)
-    p = _first(z, step) if p is None else _times(p, step, r, alpha)
-    return _times(_times(z, step, r, alpha), step, r, alpha), p
+    next_p = _first(z, step) if p is None else _keep(arrived, p, _times(p, step, r, alpha))
+    return _keep(arrived, z, _times(_times(z, step, r, alpha), step, r, alpha)), next_p
 
 
-def forward(sigma: Tensor, steps: Sequence[Step], scale: Scale, m: int) -> tuple[Tensor, Tensor]:
-    """W without a graph, and what ``backward`` wants to keep: Z₁ P₁ Z₂ P₂ … as (2(T − 1), b, d, d),
-    or nothing.
-    """
-    s = scale(sigma)
-    z, p, trail = normalized(sigma, s, len(steps)), None, []
-    keep = keeps_trail(len(steps), sigma.shape[-1], m)
-    for step in steps[:-1]:
-        z, p = _advance(z, p, step)
-        if keep:
-            trail += [z, p]
-    if not steps:
-        return identity_like(sigma) / s.sqrt(), sigma.new_empty((0, *sigma.shape))
-    # The last Z is nobody's input.
-    p = _first(z, steps[-1]) if p is None else _times(p, steps[-1], *_varying(z, steps[-1]))
-    return p / s.sqrt(), torch.stack(trail) if keep else sigma.new_empty((0, *sigma.shape))
+def _keep(arrived: Tensor | None, before: Tensor, after: Tensor) -> Tensor:
+    return after if arrived is None else torch.where(arrived, before, after)
 
 
-def backward(
-    dw: Tensor,
-    sigma: Tensor,
-    w: Tensor,
-    memo: Tensor,
-    steps: Sequence[Step],
-    scale: Scale,
-    scale_gradient: ScaleGradient,
-) -> Tensor:
-    """dΣ (symmetric) from dW: L = P′(Σ_N)[sym(dW)/√s], then the chain rule through s (Eq. 6 of
-    IterNorm, for s = tr).
+class Recurrence:
+    """W = P_T/√s, by the steps and the scale of a subclass."""
 
-    Dots run along with the iterates they belong to, so that without a memo no more than one of each
-    is alive.
-    """
-    s = scale(sigma)
-    sigma_n = sigma / s
-    z, p = normalized(sigma, s, len(steps)), None
-    dz = (dw + dw.mT) * (0.5 * s.rsqrt())
-    dp = torch.zeros_like(dz)
-    for k, step in enumerate(steps):
-        r, alpha = _varying(z, step)
-        dq, slope = dz, step.b  # slope·dq = dQ
-        if step.c:
-            zdz = torch.bmm(z, dz)
-            dq, slope = zdz.add(zdz.mT).mul_(step.c).add_(dz, alpha=step.b), 1.0
-        dp = dq * slope if p is None else _times(dp, step, r, alpha).baddbmm_(p, dq, alpha=slope)
-        if k + 1 == len(steps):
-            break
-        q_dz = torch.baddbmm(dz, r, dz, beta=step.a, alpha=alpha)
-        q_dq = q_dz if dq is dz else torch.baddbmm(dq, r, dq, beta=step.a, alpha=alpha)
-        h = torch.bmm(z, q_dq)  # Z·Q·dQ = B·dQ, up to the slope
-        dz = _times(q_dz, step, r, alpha).add_(h, alpha=slope).add_(h.mT, alpha=slope)
-        z, p = (memo[2 * k], memo[2 * k + 1]) if memo.shape[0] else _advance(z, p, step)
-    # dP is a derivative in a symmetric direction, so symmetric up to rounding; what uses it relies
-    # on that.
-    grad = (dp + dp.mT).mul_(0.5)
-    through_scale = (grad * sigma_n).sum((-2, -1), keepdim=True) + 0.5 * (dw * w).sum(
-        (-2, -1), keepdim=True
-    )
-    return (grad - through_scale * scale_gradient(sigma_n)).div_(s)
+    name: str
+    steps: tuple[Step, ...]
+    scale: staticmethod[[Tensor], Tensor]  # s(Σ) with spectrum(Σ/s) ⊂ [0, 1]
+    scale_gradient: staticmethod[[Tensor], Tensor]  # ∂s/∂Σ, given Σ_N
+
+    def on(self, device: torch.device) -> Self:
+        return self
+
+    def __call__(self, sigma: Tensor) -> Tensor:
+        s = self.scale(sigma)
+        return iterate(sigma / s, self.steps) / s.sqrt()
+
+    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
+        kept = 2 * (len(self.steps) - 1) if keeps_trail(len(self.steps), d, m) else 0
+        return (kept, b, d, d)
+
+    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """W without a graph, and what ``backward`` wants to keep: Z₁ P₁ Z₂ P₂ … as
+        (2(T − 1), b, d, d), or nothing.
+        """
+        s, steps = self.scale(sigma), self.steps
+        nothing = sigma.new_empty((0, *sigma.shape))
+        if not steps:
+            return identity_like(sigma) / s.sqrt(), nothing
+        z, p, trail = sigma / s, None, []
+        keep, watch = keeps_trail(len(steps), sigma.shape[-1], m), Watch(steps, sigma)
+        for step in steps[:-1]:
+            z, p = _advance(z, p, step, watch(z, step))
+            if keep:
+                trail += [z, p]
+        p = _next_p(z, p, steps[-1], watch(z, steps[-1]))  # the last Z is nobody's input
+        return p / s.sqrt(), torch.stack(trail) if keep else nothing
+
+    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
+        """dΣ (symmetric) from dW: L = P′(Σ_N)[sym(dW)/√s], then the chain rule through s (Eq. 6 of
+        IterNorm, for s = tr).
+
+        Dots run along with the iterates they belong to, so that without a memo no more than one of
+        each is alive.
+        """
+        s, steps = self.scale(sigma), self.steps
+        sigma_n = sigma / s
+        z, p, watch = sigma_n, None, Watch(steps, sigma)
+        dz = (dw + dw.mT) * (0.5 * s.rsqrt())
+        dp = torch.zeros_like(dz)
+        for k, step in enumerate(steps):
+            arrived = watch(z, step)
+            r, alpha = _varying(z, step)
+            dq, slope = dz, step.b  # slope·dq = dQ
+            if step.c:
+                zdz = torch.bmm(z, dz)
+                dq, slope = zdz.add(zdz.mT).mul_(step.c).add_(dz, alpha=step.b), 1.0
+            if p is None:
+                dp = dq * slope
+            else:
+                dp = _keep(arrived, dp, _times(dp, step, r, alpha).baddbmm_(p, dq, alpha=slope))
+            if k + 1 == len(steps):
+                break
+            q_dz = torch.baddbmm(dz, r, dz, beta=step.a, alpha=alpha)
+            q_dq = q_dz if dq is dz else torch.baddbmm(dq, r, dq, beta=step.a, alpha=alpha)
+            h = torch.bmm(z, q_dq)  # Z·Q·dQ = B·dQ, up to the slope
+            dz = _keep(
+                arrived,
+                dz,
+                _times(q_dz, step, r, alpha).add_(h, alpha=slope).add_(h.mT, alpha=slope),
+            )
+            z, p = (memo[2 * k], memo[2 * k + 1]) if len(memo) else _advance(z, p, step, arrived)
+        # dP is a derivative in a symmetric direction, so symmetric up to rounding; what uses it
+        # relies on that.
+        grad = (dp + dp.mT).mul_(0.5)
+        through_scale = (grad * sigma_n).sum((-2, -1), keepdim=True)
+        through_scale += 0.5 * (dw * w).sum((-2, -1), keepdim=True)
+        return (grad - through_scale * self.scale_gradient(sigma_n)).div_(s)

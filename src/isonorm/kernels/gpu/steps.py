@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...area import Block
 from ...recovery import Recovery
-from ...roots import Newton, Polar
+from ...roots import Recurrence
 from ...statistics import Statistics
 from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
@@ -177,8 +177,8 @@ def root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
     if not plan.fuses_root(d, cov.device):
         w, memo = plain.root(cov, plan, m)
         return w.contiguous(), memo
-    recurrence = plan.root(cov.device)
-    assert isinstance(recurrence, Newton | Polar)
+    recurrence = plan.root(d, cov.device)
+    assert isinstance(recurrence, Recurrence)
     w = torch.empty_like(cov)
     memo = cov.new_empty(plan.memo_shape(b, d, m, cov.device))
     roots.root_kernel[(b,)](
@@ -188,8 +188,8 @@ def root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
     return w, memo
 
 
-def _root_constants(recurrence: Newton | Polar, d: int, precision: str) -> dict[str, object]:
-    quintic = isinstance(recurrence, Polar)
+def _root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str, object]:
+    quintic = recurrence.name == "polar"
     return {
         "D": max(16, triton.next_power_of_2(d)),
         "QUINTIC": quintic,
@@ -249,8 +249,8 @@ def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | i
     dweight = p.w.new_empty(p.b * p.d)
     a, slope, shift = torch.empty_like(p.w), torch.empty_like(p.w), torch.empty_like(p.mean)
     if fused:
-        recurrence = plan.root(p.w.device)
-        assert isinstance(recurrence, Newton | Polar)
+        recurrence = plan.root(p.d, p.w.device)
+        assert isinstance(recurrence, Recurrence)
         roots.root_backward_kernel[(p.b,)](
             s.f, s.outer, s.f.stride(0), s.outer.stride(0), s.outer.stride(1), p.cov, p.w, p.memo,
             coefficients(recurrence.steps, p.w.device), dweight if weight is None else weight,

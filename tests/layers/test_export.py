@@ -1,0 +1,109 @@
+"""Eval as other runtimes see it: one product a group, no linear algebra, batches of any size."""
+
+from __future__ import annotations
+
+import warnings
+from math import inf
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+#: Operators that would put a factorization, or its iteration, into an exported eval graph.
+LINEAR_ALGEBRA = ("linalg", "cholesky", "eigh", "solve", "inverse", "rsqrt")
+
+
+def network(case, draw):
+    """A layer in eval with statistics of its own, between two convolutions."""
+    layer = case.make(act="relu")
+    layer(draw(6, 12, 4, 3))
+    return nn.Sequential(nn.Conv2d(3, 12, 1), layer, nn.Conv2d(12, 2, 1)).eval()
+
+
+def operators(program):
+    return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+
+
+def exported(model, example, dynamic=("batch", "height", "width")):
+    """The model for inputs of many sizes, in torch's own operators."""
+    axes = {"batch": 0, "height": 2, "width": 3}
+    sizes = {axes[name]: Dim(name) for name in dynamic}
+    program = torch.export.export(model, (example,), dynamic_shapes=(sizes,))
+    assert not any(name.startswith("isonorm") for name in operators(program))
+    return program
+
+
+def test_export_is_a_product(batch_case, draw):
+    model = network(batch_case, draw)
+    program = exported(model, torch.randn(4, 3, 5, 6))
+    for shape in ((4, 3, 5, 6), (1, 3, 5, 6), (7, 3, 2, 9)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), model(x))
+    names = operators(program)
+    assert not any(word in name for name in names for word in LINEAR_ALGEBRA), names
+
+
+def test_export_within_an_example(sample_case, draw):
+    layer, shapes, dynamic = sample_case.make().eval(), [(4, 12, 5, 6)], ["batch"]
+    if layer.operation.norm < inf:  # the constant of p = ∞ is made for one number of samples
+        dynamic += ["height", "width"]
+        shapes += [(7, 12, 2, 9)]
+    program = exported(layer, draw(4, 12, 5, 6), dynamic)
+    for shape in (*shapes, (7, 12, 5, 6)):
+        x = draw(*shape)
+        torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["iternorm", "dbn", "batchgroupnorm"])
+def test_export_of_a_layer_fresh_from_a_checkpoint(cases, name, draw):
+    """Cold: no forward, no second ``eval()`` between loading and export."""
+    trained = cases[name].make()
+    trained(draw(6, 12, 4, 3))
+    layer = cases[name].build(12).eval()
+    layer.load_state_dict(trained.state_dict())
+    program = torch.export.export(layer, (draw(4, 12, 5),))
+    x = draw(4, 12, 5)
+    torch.testing.assert_close(program.module()(x), trained.eval()(x))
+
+
+def test_trace(batch_case, draw):
+    frozen, x = network(batch_case, draw), torch.randn(4, 3, 5, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # shapes are checked in Python
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit itself
+        traced = torch.jit.trace(frozen, x)
+    torch.testing.assert_close(traced(x), frozen(x))
+    graph = str(traced.inlined_graph)
+    assert not any(f"aten::{word}" in graph for word in LINEAR_ALGEBRA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["iternorm", "batchgroupnorm", "whiten-coloring"])
+def test_onnx(cases, name, draw, tmp_path):
+    kinds = run_in_onnx(network(cases[name], draw), tmp_path / "model.onnx")
+    assert not kinds & {"Loop", "Scan", "If", "Det", "Inverse", "Sqrt", "Reciprocal"}, kinds
+
+
+@pytest.mark.slow
+def test_onnx_within_an_example(cases, draw, tmp_path):
+    run_in_onnx(network(cases["groupnorm"], draw), tmp_path / "model.onnx")
+
+
+def run_in_onnx(model, path):
+    """Compares with onnxruntime, on batches of several sizes; the kinds of operators used."""
+    program = torch.onnx.export(
+        model,
+        (torch.randn(4, 3, 5, 6),),
+        dynamo=True,
+        dynamic_shapes=({0: Dim("batch")},),
+        verbose=False,
+    )
+    program.save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for size in (4, 1, 9):
+        x = torch.randn(size, 3, 5, 6)
+        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), rtol=1e-4, atol=1e-5)
+    return {node.op_type for node in program.model.graph}
