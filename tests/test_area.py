@@ -88,7 +88,7 @@ def test_statistic_shape_broadcasts_over_the_view(row, x):
     area, (_, c, _), shapes = row
     for block, (b, d, m) in zip(area.partition(c), shapes, strict=True):
         view = block.view(x)
-        shape = area.statistic_shape(view)
+        shape = area.statistic_shape(view.shape)
         assert torch.Size(shape).numel() == b * d
         means = area.gather(view).mean(-1)
         spread = means.reshape(shape).expand_as(view)

@@ -14,6 +14,7 @@ each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -107,11 +108,11 @@ class Area:
             size[role] *= n
         return size["b"], size["d"], size["m"]
 
-    def statistic_shape(self, view: Tensor) -> tuple[int, ...]:
+    def statistic_shape(self, view_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a per-problem, per-feature number that broadcasts against an (N, K, c, S)
         view.
         """
-        return tuple(1 if r == "m" else n for r, n in zip(self.roles, view.shape, strict=True))
+        return tuple(1 if r == "m" else n for r, n in zip(self.roles, view_shape, strict=True))
 
     def gather(self, view: Tensor) -> Tensor:
         """Π: the (b, d, m) problems of an (N, K, c, S) view, laid out one after the other (a

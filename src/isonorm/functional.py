@@ -18,7 +18,6 @@ from . import operation as operations
 from .area import Area
 from .kernels import autograd, choose, explicit, reference, transforms_active
 from .kernels.plan import Plan, Result
-from .kernels.tiles import arithmetic
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
 from .statistics import (
@@ -290,20 +289,28 @@ def apply_transform(
             b, d, _ = area.problem_shape(block, 1, 1)
             w, mu = transform[start : start + b, :d, :d], mean[start : start + b, :d]
             start += b
-            view = block.view(flat)
-            ops = arithmetic(area, view, by_rows=x.dim() > 2)
             dtype = torch.promote_types(w.dtype, working_dtype(x))
             w, mu = w.to(dtype), mu.to(dtype)
-            tile = ops.tile(view, dtype, mu)
-            if "d" in area.roles and area.features == "channels":
-                z = ops.untile(ops.product(recovery.fold(w, block), tile))
+            view = block.view(flat).to(dtype)
+            shape = area.statistic_shape(view.shape)
+            centred = view - mu.reshape(shape)
+            if d > 1:
+                z = _product(recovery.fold(w, block), centred, x.dim() > 2)
             else:
-                z = recovery.scale(ops.untile(ops.product(w, tile)), block)
+                z = recovery.scale(centred * w.reshape(shape), block)
             outputs.append(z.flatten(1, 2))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         if recovery.bias is not None:
             y = y + recovery.bias.to(y.dtype)[:, None]
     return finish(like_input(y.to(x.dtype).reshape(x.shape), x), act, residual)
+
+
+def _product(matrix: Tensor, view: Tensor, has_positions: bool) -> Tensor:
+    """A (K, c, c) matrix with the channels of an (N, K, c, S) view."""
+    if has_positions:
+        return matrix @ view
+    columns = view.squeeze(-1).transpose(0, 1) @ matrix.mT  # one product, not one an example
+    return columns.transpose(0, 1).unsqueeze(-1)
 
 
 def like_input(y: Tensor, x: Tensor) -> Tensor:

@@ -155,10 +155,7 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
     """The process group of that name; None where there is nobody to talk to."""
     if not name or not dist.is_available() or not dist.is_initialized():
         return None
-    if name == "world":
-        group = dist.group.WORLD
-    else:
-        group = _group_of(name)
+    group = dist.group.WORLD if name == "world" else _group_of(name)
     return group if group is not None and dist.get_world_size(group) > 1 else None
 
 

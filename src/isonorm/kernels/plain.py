@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
-from math import prod
 
 import torch
 from torch import Tensor
@@ -14,36 +13,31 @@ from ..operation import add_eps
 from ..recovery import Coloring, Recovery
 from ..statistics import Statistics, merge, working_dtype
 from .plan import Gradients, Plan, Problem, Sums
-from .tiles import arithmetic, chunks
+from .tiles import Layout, add_into, layout
 
 
 def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
     """Step 1. Chunks that share problems merge; chunks of separate examples stand side by side."""
-    view, dtype = block.view(x), working_dtype(x)
+    view, dtype, area = block.view(x), working_dtype(x), plan.area
+    ops = layout(area, view, dtype)
     parts = []
-    for rows in chunks(view):
+    for rows in ops.chunks():
         chunk = view[rows]
-        ops = arithmetic(plan.area, chunk)
-        m = plan.area.problem_shape(block, chunk.shape[0], chunk.shape[3])[2]
-        mean = _chunk_mean(chunk, plan, dtype)
-        tile = ops.tile(chunk, dtype, mean if plan.operation.centers else None)
-        parts.append(Statistics(m, mean, ops.outer(tile, tile) / m))
+        b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
+        if plan.operation.centers:
+            mean = chunk.mean(area.axes("m"), dtype=dtype).reshape(b, d)
+            tile = ops.tile(chunk, mean)
+        else:
+            mean, tile = chunk.new_zeros((b, d), dtype=dtype), ops.tile(chunk)
+        parts.append(Statistics(m, mean, ops.outer(tile, tile).div_(m)))
     if not parts or not parts[0].count:
-        b, d, _ = plan.area.problem_shape(block, x.shape[0], x.shape[2])
+        b, d, _ = area.problem_shape(block, x.shape[0], x.shape[2])
         mean, cov = (x.new_zeros(shape, dtype=dtype) for shape in ((b, d), (b, d, d)))
         return Statistics(0, mean, cov)
-    if plan.area.spans_batch:
+    if area.spans_batch:
         return reduce(merge, parts)
     means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
     return Statistics(parts[0].count, means, covs)
-
-
-def _chunk_mean(chunk: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
-    """The (b, d) means of a chunk's own samples; zeros where nothing is centred."""
-    b, d, _ = plan.area.problem_shape(Block(0, *chunk.shape[1:3]), chunk.shape[0], chunk.shape[3])
-    if not plan.operation.centers:
-        return chunk.new_zeros((b, d), dtype=dtype)
-    return chunk.mean(plan.area.axes("m"), dtype=dtype).reshape(b, d)
 
 
 def root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
@@ -59,44 +53,47 @@ def apply(
 ) -> None:
     """Step 3: y = A(x − μ) + β."""
     view, out = block.view(x), block.view(y)
-    folded = plan.folds_recovery
-    a = _folded(recovery, w, block) if folded else w
+    ops = layout(plan.area, view, w.dtype)
     bias = None if recovery.bias is None else block.per_channel(recovery.bias).to(w.dtype)
-    for rows, here in _chunks_with_problems(view, plan):
-        chunk = view[rows]
-        ops = arithmetic(plan.area, chunk)
-        tile = ops.tile(chunk, w.dtype, mean[here] if plan.operation.centers else None)
-        z = ops.untile(ops.product(a[here], tile))
-        if not folded:
+    if not plan.folds_recovery:  # γ and β vary along the samples
+        for rows, _, tile in _tiles(view, mean, ops, plan):
+            z = ops.untile(ops.product(ops.part(w, rows), tile, None))
             z = recovery.scale(z, block)
-        _write(out[rows], z, bias)
+            out[rows].copy_(z) if bias is None else add_into(out[rows], z, bias)
+        return
+    a = ops.spread(_folded(recovery, w, block))
+    if bias is not None:
+        problems = bias.view(-1, w.shape[1], 1)
+        bias = ops.spread(problems.repeat(len(w) // len(problems), 1, 1))
+    for rows, _, tile in _tiles(view, mean, ops, plan):
+        shift = None if bias is None else ops.part(bias, rows)
+        ops.write(out[rows], (ops.part(a, rows), tile), shift=shift)
 
 
 def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4: f (b, d) and M (b, d, d); where γ is not part of A, its gradient and β's as well."""
     view, grad, dtype = p.block.view(x), p.block.view(dy), p.w.dtype
+    ops = layout(plan.area, view, dtype)
     f, outer = torch.zeros_like(p.mean), torch.zeros_like(p.cov)
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (f.new_zeros(p.block.groups * p.block.size) for _ in range(2))
-    for rows, here in _chunks_with_problems(view, plan):
-        chunk, g = view[rows], grad[rows].to(dtype)
-        ops = arithmetic(plan.area, chunk)
-        tile = ops.tile(chunk, dtype, p.mean[here] if plan.operation.centers else None)
+    for rows, here, tile in _tiles(view, p.mean, ops, plan):
+        g = grad[rows]
         if dweight is not None and dbias is not None:
-            xhat = ops.untile(ops.product(p.w[here], tile))
+            g = g.to(dtype)
+            xhat = ops.untile(ops.product(ops.part(p.w, rows), tile, None))
             dbias += g.sum((0, 3)).flatten()
             dweight += (g * xhat).sum((0, 3)).flatten()
             g = recovery.scale(g, p.block)
-        g = ops.tile(g, dtype)
-        f[here] += ops.total(g)
-        outer[here] += ops.outer(g, tile)
+        g = ops.tile(g)
+        f[here].add_(ops.total(g))
+        outer[here].add_(ops.outer(g, tile))
     return Sums(f, outer, dweight, dbias)
 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
     """Step 5: the gradients of the recovery, and what step 6 needs."""
-    m = m.clamp(min=1) if isinstance(m, Tensor) else max(m, 1)
     folded = plan.folds_recovery
     a = _folded(recovery, p.w, p.block) if folded else p.w
     dw = _transform_gradient(recovery, s.outer, p) if folded else s.outer
@@ -144,41 +141,26 @@ def backward_apply(
 ) -> None:
     """Step 6: dx = Aᵀ·dy + slope·(x − μ) + shift."""
     view, grad, out = (p.block.view(t) for t in (x, dy, dx))
-    dtype = p.w.dtype
-    for rows, here in _chunks_with_problems(view, plan):
-        chunk, g = view[rows], grad[rows].to(dtype)
-        ops = arithmetic(plan.area, chunk)
+    ops = layout(plan.area, view, p.w.dtype)
+    a, slope = ops.spread(grads.a.mT), ops.spread(grads.slope)
+    shift = ops.spread(grads.shift.unsqueeze(-1))
+    for rows, _, tile in _tiles(view, p.mean, ops, plan):
+        g = grad[rows]
         if not plan.folds_recovery:
-            g = recovery.scale(g, p.block)
-        z = ops.product(grads.a.mT[here], ops.tile(g, dtype))
-        tile = ops.tile(chunk, dtype, p.mean[here] if plan.operation.centers else None)
-        z = ops.add_product(grads.slope[here], tile, to=z)
-        shift = grads.shift[here].reshape(plan.area.statistic_shape(chunk))
-        _write(out[rows], ops.untile(z), shift)
+            g = recovery.scale(g.to(p.w.dtype), p.block)
+        terms = (ops.part(a, rows), ops.tile(g)), (ops.part(slope, rows), tile)
+        ops.write(out[rows], *terms, shift=ops.part(shift, rows))
 
 
-def _write(out: Tensor, values: Tensor, shift: Tensor | None) -> None:
-    """out = values + shift, in one pass where the dtypes allow."""
-    if shift is None:
-        out.copy_(values)
-    elif out.dtype == values.dtype:
-        torch.add(values, shift, out=out)
-    else:
-        out.copy_(values.add_(shift))
+def _tiles(
+    view: Tensor, mean: Tensor, ops: Layout, plan: Plan
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Each chunk of examples with the problems it belongs to and its tile, centred if need be."""
+    for rows in ops.chunks():
+        here = ops.problems(rows)
+        yield rows, here, ops.tile(view[rows], mean[here] if plan.operation.centers else None)
 
 
 def _folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:
     """A from W (b, d, d), whose problems are the block's groups, once or once for each example."""
     return recovery.fold(w.view(-1, block.groups, block.size, w.shape[-1]), block).view_as(w)
-
-
-def _chunks_with_problems(view: Tensor, plan: Plan) -> Iterator[tuple[slice, slice]]:
-    """Each chunk of examples with the problems it belongs to: all of them where the area spans
-    the batch.
-    """
-    for rows in chunks(view):
-        if plan.area.spans_batch:
-            yield rows, slice(None)
-        else:
-            per_example = prod(view.shape[axis] for axis in plan.area.axes("b") if axis > 0)
-            yield rows, slice(rows.start * per_example, rows.stop * per_example)

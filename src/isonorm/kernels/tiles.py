@@ -1,15 +1,19 @@
 """Tiles: the arithmetic of one chunk of examples, on the tensor as it lies.
 
 The explicit path works through an activation chunk by chunk, so that centred copies stay in cache
-and never cost memory of the activation's size. A chunk is an (N, K, c, S) view; its *tile* is the
-same numbers, centred, in the shape the arithmetic wants. Where features are treated one by one that
-is elementwise, ``Scalar``; where they are treated together it is products of d × m matrices,
-``Matrix``, in whichever layout is cheapest:
+and never cost memory of the activation's size. A chunk is an (n, K, c, S) view; its *tile* is the
+same numbers in the shape the arithmetic wants. Where features are treated one by one that is the
+chunk itself, ``Scalar``. Where they are treated together it is a batch of d × m matrices, in
+whichever layout is cheapest:
 
-    rows      (n, K, c, S)   a product per example: instances, and long rows of positions in NCHW
-    columns   (K, c, n·S)    a view of features that lie together: channels_last, or no positions
-    gathered  (K, c, n·S)    a copy, made while centring: short rows of positions in NCHW
-    flat      (n, K, c·S)    groups of channels as features
+    Rows      (n·K, c, S)    a view, one matrix an example: instances, and many positions in NCHW
+              (n, K, c·S)    the same for groups of channels as features
+    Gathered  (K, c, n·S)    a copy, made while centring: few positions in NCHW
+    Columns   (K, n·S, c)    a view, transposed: channels_last, or no positions
+
+Every layout speaks the same few words, so that the passes in ``plain`` are written once. Operands
+are the (b, …) tensors of all problems: ``spread`` once a pass, and of that the ``part`` a chunk
+needs.
 
 Index legend: b problems, d features, m samples.
 """
@@ -21,128 +25,243 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..area import Area
+from ..area import Area, Block
 
-#: Numbers in a chunk: about what a core's share of the last-level cache holds; on a GPU, enough to
-#: hide a launch.
-CHUNK_NUMEL = {"cpu": 1 << 18}
+#: Numbers in a chunk: what the caches of a few cores hold; on a GPU, enough to hide a launch.
+CHUNK_NUMEL = {"cpu": 1 << 19}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
 
-#: Positions for each feature from which a product per example beats gathering examples first.
-MIN_ROW_LENGTH = 16
+#: Positions from which a product per example beats gathering examples first.
+MIN_ROW_LENGTH = 256
 
 
-def chunks(view: Tensor) -> Iterator[slice]:
-    """Slices over the examples of an (N, K, c, S) view."""
+def chunk_length(view: Tensor) -> int:
+    """Examples in a chunk of an (N, K, c, S) view. Chunks are even: a short last one costs as many
+    calls as a full one.
+    """
     budget = CHUNK_NUMEL.get(view.device.type, CHUNK_NUMEL_ELSEWHERE)
     n = view.shape[0]
-    rows = max(1, budget // max(1, view[:1].numel()))
-    parts = max(1, -(-n // rows))
-    rows = -(-n // parts)  # even chunks: a short last one costs as many launches as a full one
-    for start in range(0, n, max(rows, 1)):
-        yield slice(start, min(start + rows, n))
+    most = max(1, budget // max(1, view[:1].numel()))
+    parts = max(1, -(-n // most))
+    return max(1, -(-n // parts))
 
 
-class Scalar:
+class Layout:
+    """The words every layout speaks; ``view`` is the whole (N, K, c, S) input."""
+
+    def __init__(self, area: Area, view: Tensor, dtype: torch.dtype) -> None:
+        self.area, self.dtype, self.shape = area, dtype, view.shape
+        _, k, c, s = view.shape
+        self.length = chunk_length(view)
+        self.spans_batch = area.spans_batch
+        # Problems that one example belongs to, and their features and samples within it.
+        self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
+
+    def chunks(self) -> Iterator[slice]:
+        n = self.shape[0]
+        return (slice(i, min(i + self.length, n)) for i in range(0, n, self.length))
+
+    def problems(self, rows: slice) -> slice:
+        """The problems a chunk belongs to: all of them where the area spans the batch."""
+        if self.spans_batch:
+            return slice(None)
+        return slice(rows.start * self.p, rows.stop * self.p)
+
+    def spread(self, operand: Tensor) -> Tensor:
+        """A (b, d, …) operand in the form ``part`` cuts."""
+        return operand
+
+    def part(self, operand: Tensor, rows: slice) -> Tensor:
+        """What a chunk needs of a spread operand."""
+        return operand[self.problems(rows)]
+
+    def view(self, chunk: Tensor) -> Tensor | None:
+        """The chunk as a tile to write to; None where its dtype or strides forbid."""
+        if chunk.dtype != self.dtype:
+            return None
+        tile = self.tile(chunk)
+        return tile if tile.data_ptr() == chunk.data_ptr() else None
+
+    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
+        """The chunk's tile in the working dtype, less the (b, d) mean of its problems."""
+        raise NotImplementedError
+
+    def untile(self, tile: Tensor) -> Tensor:
+        """The (n, K, c, S) view of a tile."""
+        raise NotImplementedError
+
+    def total(self, tile: Tensor) -> Tensor:
+        """Σ over samples, (b, d)."""
+        raise NotImplementedError
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        """Σ over samples of left·rightᵀ, (b, d, d)."""
+        raise NotImplementedError
+
+    def product(
+        self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        """matrix·tile + shift, of a chunk's parts of (b, d, d) and (b, d, 1) operands."""
+        if shift is None:
+            return torch.bmm(matrix, tile, out=out)
+        return torch.baddbmm(shift, matrix, tile, out=out)
+
+    def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
+        to.baddbmm_(matrix, tile)
+
+    def write(
+        self, chunk: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
+    ) -> None:
+        """chunk = Σ matrix·tile + shift, in place where the chunk's dtype and strides allow."""
+        first, *more = terms
+        target = self.view(chunk)
+        total = self.product(*first, shift, out=target)
+        for term in more:
+            self.add_product(*term, to=total)
+        if target is None:
+            chunk.copy_(self.untile(total))
+
+
+class Scalar(Layout):
     """d = 1: a tile is the chunk itself, and every product is elementwise."""
 
-    def __init__(self, area: Area, chunk: Tensor) -> None:
-        self.axes = area.axes("m")
-        self.shape = area.statistic_shape(chunk)
+    def _broadcast(self, operand: Tensor) -> Tensor:
+        n = 1 if self.spans_batch else operand.shape[0] // self.p
+        return operand.reshape(n, *self.area.statistic_shape(self.shape)[1:])
 
-    def tile(self, chunk: Tensor, dtype: torch.dtype, mean: Tensor | None = None) -> Tensor:
-        """The chunk's tile, less a (b, 1) mean."""
-        chunk = chunk.to(dtype)
-        return chunk if mean is None else chunk - mean.reshape(self.shape)
+    def part(self, operand: Tensor, rows: slice) -> Tensor:
+        return self._broadcast(operand[self.problems(rows)])
+
+    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
+        return chunk.to(self.dtype) if mean is None else chunk - self._broadcast(mean)
 
     def untile(self, tile: Tensor) -> Tensor:
         return tile
 
     def total(self, tile: Tensor) -> Tensor:
-        """Σ over samples, (b, 1)."""
-        return tile.sum(self.axes).reshape(-1, 1)
+        return tile.sum(self.area.axes("m")).reshape(-1, 1)
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """Σ over samples of left·right, (b, 1, 1)."""
-        return (left * right).sum(self.axes).reshape(-1, 1, 1)
+        return (left * right).sum(self.area.axes("m")).reshape(-1, 1, 1)
 
-    def product(self, matrix: Tensor, tile: Tensor) -> Tensor:
-        return tile * matrix.reshape(self.shape)
+    def product(
+        self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        if shift is None:
+            return torch.mul(tile, matrix, out=out)
+        return torch.addcmul(shift, tile, matrix, out=out)
 
-    def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> Tensor:
-        return to.addcmul_(tile, matrix.reshape(self.shape))
+    def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
+        to.addcmul_(tile, matrix)
 
 
-class Matrix:
-    """d ≥ 1: a tile is (…, d, m), and products are matrix products."""
+class Rows(Layout):
+    """(n·p, d, m): one matrix an example, as it lies."""
 
-    def __init__(self, area: Area, chunk: Tensor, layout: str) -> None:
-        n, k, _, _ = self.chunk_shape = tuple(chunk.shape)
-        self.layout = layout
-        self.batch = {"instance": (n, k), "group": (n,)}.get(area.name, (k,))
-        # whether a product per example still has to be added up
-        self.sums_examples = layout == "rows" and area.spans_batch
+    def spread(self, operand: Tensor) -> Tensor:
+        if not self.spans_batch or self.length == 1:
+            return operand
+        return operand.expand(self.length, *operand.shape).flatten(0, 1)
 
-    def tile(self, chunk: Tensor, dtype: torch.dtype, mean: Tensor | None = None) -> Tensor:
-        """The chunk's tile, less a (b, d) mean."""
-        if self.layout == "gathered":
-            view = chunk.permute(1, 2, 0, 3)
-            copy = torch.empty(view.shape, dtype=dtype, device=chunk.device)
-            if mean is None:
-                return copy.copy_(view).flatten(2)
-            return torch.sub(view, mean[..., None, None], out=copy).flatten(2)
-        chunk = chunk.to(dtype)
-        if self.layout == "flat":
-            tile = chunk.flatten(2)
-        else:
-            tile = chunk if self.layout == "rows" else chunk.permute(1, 2, 0, 3).flatten(2)
-        return tile if mean is None else tile - mean.reshape(*self.batch, mean.shape[-1], 1)
+    def part(self, operand: Tensor, rows: slice) -> Tensor:
+        if not self.spans_batch:
+            return operand[self.problems(rows)]
+        return operand[: (rows.stop - rows.start) * self.p]
+
+    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
+        tile = chunk.reshape(-1, self.p, self.d, self.m)
+        tile = tile.to(self.dtype) if mean is None else tile - mean.view(-1, self.p, self.d, 1)
+        return tile.reshape(-1, self.d, self.m)
 
     def untile(self, tile: Tensor) -> Tensor:
-        n, _, c, s = self.chunk_shape
-        if self.layout == "rows":
-            return tile
-        if self.layout == "flat":
-            return tile.unflatten(2, (c, s))
-        return tile.unflatten(2, (n, s)).permute(2, 0, 1, 3)
+        return tile.view(-1, *self.shape[1:])
 
     def total(self, tile: Tensor) -> Tensor:
-        """Σ over samples, (b, d)."""
-        summed = tile.sum(-1)
-        return summed.sum(0) if self.sums_examples else summed.reshape(-1, summed.shape[-1])
+        return self._over_examples(tile.sum(-1))
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """Σ over samples of left·rightᵀ, (b, d, d)."""
-        product = left @ right.mT
-        return product.sum(0) if self.sums_examples else product.reshape(-1, *product.shape[-2:])
+        return self._over_examples(torch.bmm(left, right.mT))
 
-    def product(self, matrix: Tensor, tile: Tensor) -> Tensor:
-        matrix = matrix.reshape(*self.batch, *matrix.shape[-2:])
-        if self.layout == "columns":
-            return (tile.mT @ matrix.mT).mT  # features stay together
-        return matrix @ tile
-
-    def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> Tensor:
-        matrix = matrix.reshape(*self.batch, *matrix.shape[-2:])
-        if self.layout == "columns":
-            to.mT.baddbmm_(tile.mT, matrix.mT)
-            return to
-        return to.baddbmm_(matrix, tile) if to.dim() == 3 else to.add_(matrix @ tile)
+    def _over_examples(self, sums: Tensor) -> Tensor:
+        return sums.view(-1, self.p, *sums.shape[1:]).sum(0) if self.spans_batch else sums
 
 
-def arithmetic(area: Area, chunk: Tensor, by_rows: bool | None = None) -> Scalar | Matrix:
-    """The arithmetic for a chunk of an area.
+class Gathered(Layout):
+    """(K, c, n·S): a copy with the samples of all examples side by side."""
 
-    The layout follows from the chunk's strides and sizes, or, where a graph must not depend on
-    those, from the caller.
-    """
-    if "d" not in area.roles:
-        return Scalar(area, chunk)
-    if area.name == "group":
-        return Matrix(area, chunk, "flat")
-    if by_rows is None:
-        by_rows = chunk.stride(2) != 1 and chunk.shape[3] >= MIN_ROW_LENGTH * chunk.shape[2]
-        layout = "columns" if chunk.stride(2) == 1 else "gathered"
+    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
+        view = chunk.permute(1, 2, 0, 3)
+        copy = torch.empty(view.shape, dtype=self.dtype, device=chunk.device)
+        if mean is None:
+            copy.copy_(view)
+        else:
+            torch.sub(view, mean[..., None, None], out=copy)
+        return copy.flatten(2)
+
+    def untile(self, tile: Tensor) -> Tensor:
+        return tile.unflatten(2, (-1, self.shape[3])).permute(2, 0, 1, 3)
+
+    def total(self, tile: Tensor) -> Tensor:
+        return tile.sum(-1)
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.bmm(left, right.mT)
+
+    def write(
+        self, chunk: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
+    ) -> None:
+        first, *more = terms
+        total = self.product(*first, None)
+        for term in more:
+            self.add_product(*term, to=total)
+        if shift is None:
+            chunk.copy_(self.untile(total))
+        else:  # added while scattering
+            add_into(chunk, self.untile(total), shift)
+
+
+class Columns(Layout):
+    """(K, n·S, c): features lie together, so that products act from the right."""
+
+    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
+        chunk = chunk.to(self.dtype) if mean is None else chunk - mean.unsqueeze(-1)
+        return chunk.permute(1, 0, 3, 2).flatten(1, 2)
+
+    def untile(self, tile: Tensor) -> Tensor:
+        return tile.unflatten(1, (-1, self.shape[3])).permute(1, 0, 3, 2)
+
+    def total(self, tile: Tensor) -> Tensor:
+        return tile.sum(1)
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.bmm(left.mT, right)
+
+    def product(
+        self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        if shift is None:
+            return torch.bmm(tile, matrix.mT, out=out)
+        return torch.baddbmm(shift.mT, tile, matrix.mT, out=out)
+
+    def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
+        to.baddbmm_(tile, matrix.mT)
+
+
+def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
+    """out = values + shift, in one pass where the dtypes allow; may change the values."""
+    if out.dtype == values.dtype:
+        torch.add(values, shift, out=out)
     else:
-        layout = "columns"
-    return Matrix(area, chunk, "rows" if by_rows or area.name == "instance" else layout)
+        out.copy_(values.add_(shift))
+
+
+def layout(area: Area, view: Tensor, dtype: torch.dtype) -> Layout:
+    """The cheapest layout for an (N, K, c, S) view, by its strides and sizes."""
+    n, k, c, s = view.shape
+    if area.problem_shape(Block(0, k, c), n, s)[1] == 1:
+        return Scalar(area, view, dtype)
+    if not area.spans_batch:
+        return Rows(area, view, dtype)
+    if view.stride(2) == 1:
+        return Columns(area, view, dtype)
+    return (Rows if s >= MIN_ROW_LENGTH else Gathered)(area, view, dtype)
