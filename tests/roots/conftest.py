@@ -102,10 +102,10 @@ def autograd_gradient() -> Callable[..., Tensor]:
 def explicit_gradient() -> Callable[..., Tensor]:
     """dΣ from dW by ``root.forward`` and ``root.backward``, the pair the explicit path calls."""
 
-    def gradient(root, sigma: Tensor, dw: Tensor, m: int = 0) -> Tensor:
+    def gradient(root, sigma: Tensor, dw: Tensor) -> Tensor:
         with torch.no_grad():
-            w, memo = root.forward(sigma, m)
-            assert memo.shape == root.memo_shape(sigma.shape[0], sigma.shape[-1], m)
+            w, memo = root.forward(sigma)
+            assert memo.shape == root.memo_shape(sigma.shape[0], sigma.shape[-1])
             return root.backward(dw, sigma, w, memo)
 
     return gradient

@@ -129,7 +129,7 @@ def _(x, weight, bias, color, plan):
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     flat = lambda *sizes: x.new_empty(sum(sizes), dtype=dtype)  # noqa: E731
     count = x.new_empty((), dtype=torch.float64) if decoded.group else x.new_empty(0)
-    memos = [prod(decoded.memo_shape(b, d, m, x.device)) for _, b, d, m in shapes]
+    memos = [prod(decoded.memo_shape(b, d, x.device)) for _, b, d, _ in shapes]
     square = [b * d * d for _, b, d, _ in shapes]
     return (
         torch.empty_like(x),

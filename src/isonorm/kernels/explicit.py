@@ -66,8 +66,8 @@ def forward(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Saved]:
         count = torch.as_tensor(measured[0].count)
     y = torch.empty_like(x)
     transforms, memos = [], []
-    for (block, _, _, m), stats in zip(shapes, measured, strict=True):
-        w, memo = steps.root(stats.cov, plan, m)
+    for (block, *_), stats in zip(shapes, measured, strict=True):
+        w, memo = steps.root(stats.cov, plan)
         steps.apply(x, y, stats.mean, w, recovery, block, plan)
         transforms.append(w)
         memos.append(memo)
@@ -152,6 +152,6 @@ def unpack(saved: Saved, plan: Plan, *input_shape: int) -> Iterator[Problem]:
     shapes = plan.problem_shapes(*input_shape)
     means = _unpack(saved.mean, [(b, d) for _, b, d, _ in shapes])
     covs, ws = (_unpack(t, [(b, d, d) for _, b, d, _ in shapes]) for t in (saved.cov, saved.w))
-    memos = _unpack(saved.memo, [plan.memo_shape(b, d, m, saved.w.device) for _, b, d, m in shapes])
+    memos = _unpack(saved.memo, [plan.memo_shape(b, d, saved.w.device) for _, b, d, _ in shapes])
     for (block, b, d, m), mean, cov, w, memo in zip(shapes, means, covs, ws, memos, strict=True):
         yield Problem(block, b, d, m, mean, cov, w, memo)

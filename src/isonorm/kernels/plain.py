@@ -21,12 +21,12 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
     view, dtype, area = block.view(x), working_dtype(x), plan.area
     ops = layout(area, view, dtype)
     parts = []
-    for rows in ops.chunks():
+    for rows in ops.chunks:
         chunk = view[rows]
         b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
         if plan.operation.centers:
             mean = chunk.mean(area.axes("m"), dtype=dtype).reshape(b, d)
-            tile = ops.tile(chunk, mean)
+            tile = ops.centred(chunk, mean)
         else:
             mean, tile = chunk.new_zeros((b, d), dtype=dtype), ops.tile(chunk)
         parts.append(Statistics(m, mean, ops.outer(tile, tile).div_(m)))
@@ -40,12 +40,12 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
     return Statistics(parts[0].count, means, covs)
 
 
-def root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
+def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     """Step 2: W and the memo."""
     method = plan.root(cov.shape[-1], cov.device)
     if method is None:
         return (cov + plan.eps).rsqrt(), cov.new_empty(0)
-    return method.forward(add_eps(cov, plan.eps), m)
+    return method.forward(add_eps(cov, plan.eps))
 
 
 def apply(
@@ -63,8 +63,10 @@ def apply(
         return
     a = ops.spread(_folded(recovery, w, block))
     if bias is not None:
-        problems = bias.view(-1, w.shape[1], 1)
-        bias = ops.spread(problems.repeat(len(w) // len(problems), 1, 1))
+        bias = bias.view(-1, w.shape[1], 1)
+        if not plan.area.spans_batch:  # every example has problems of its own
+            bias = bias.repeat(len(w) // len(bias), 1, 1)
+        bias = ops.spread(bias)
     for rows, _, tile in _tiles(view, mean, ops, plan):
         shift = None if bias is None else ops.part(bias, rows)
         ops.write(out[rows], (ops.part(a, rows), tile), shift=shift)
@@ -156,9 +158,11 @@ def _tiles(
     view: Tensor, mean: Tensor, ops: Layout, plan: Plan
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Each chunk of examples with the problems it belongs to and its tile, centred if need be."""
-    for rows in ops.chunks():
+    for rows in ops.chunks:
         here = ops.problems(rows)
-        yield rows, here, ops.tile(view[rows], mean[here] if plan.operation.centers else None)
+        chunk = view[rows]
+        tile = ops.centred(chunk, mean[here]) if plan.operation.centers else ops.tile(chunk)
+        yield rows, here, tile
 
 
 def _folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:

@@ -106,12 +106,12 @@ class Plan:
             return False
         return d <= FUSED_ROOT and len(root.steps) <= FUSED_STEPS[root.name]
 
-    def memo_shape(self, b: int, d: int, m: int, device: torch.device) -> tuple[int, ...]:
+    def memo_shape(self, b: int, d: int, device: torch.device) -> tuple[int, ...]:
         root = self.root(d, device)
         if self.fuses_root(d, device):
             assert isinstance(root, Recurrence)
             return (len(root.steps) * (4 if root.name == "polar" else 3), b, d, d)
-        return (0,) if root is None else root.memo_shape(b, d, m)
+        return (0,) if root is None else root.memo_shape(b, d)
 
     def encode(self) -> str:
         """One word a field, since the compiler must be able to trace this: "batch mbdm channels

@@ -20,7 +20,8 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -32,34 +33,42 @@ CHUNK_NUMEL = {"cpu": 1 << 19}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
 
 #: Positions from which a product per example beats gathering examples first.
-MIN_ROW_LENGTH = 256
+MIN_ROW_LENGTH = 128
 
 
-def chunk_length(view: Tensor) -> int:
+def chunk_length(shape: Sequence[int], device: torch.device) -> int:
     """Examples in a chunk of an (N, K, c, S) view. Chunks are even: a short last one costs as many
     calls as a full one.
     """
-    budget = CHUNK_NUMEL.get(view.device.type, CHUNK_NUMEL_ELSEWHERE)
-    n = view.shape[0]
-    most = max(1, budget // max(1, view[:1].numel()))
+    budget = CHUNK_NUMEL.get(device.type, CHUNK_NUMEL_ELSEWHERE)
+    n = shape[0]
+    most = max(1, budget // max(1, prod(shape[1:])))
     parts = max(1, -(-n // most))
     return max(1, -(-n // parts))
 
 
 class Layout:
-    """The words every layout speaks; ``view`` is the whole (N, K, c, S) input."""
+    """The words every layout speaks, and the room its tiles take up, for one pass over an
+    (N, K, c, S) view.
+    """
 
     def __init__(self, area: Area, view: Tensor, dtype: torch.dtype) -> None:
-        self.area, self.dtype, self.shape = area, dtype, view.shape
-        _, k, c, s = view.shape
-        self.length = chunk_length(view)
+        self.area, self.shape, self.dtype, self.device = area, view.shape, dtype, view.device
         self.spans_batch = area.spans_batch
+        self.length = chunk_length(view.shape, view.device)
+        n, k, c, s = view.shape
+        self.chunks = [slice(i, min(i + self.length, n)) for i in range(0, n, self.length)]
         # Problems that one example belongs to, and their features and samples within it.
         self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
+        self._rooms: dict[str, Tensor] = {}
 
-    def chunks(self) -> Iterator[slice]:
-        n = self.shape[0]
-        return (slice(i, min(i + self.length, n)) for i in range(0, n, self.length))
+    def room(self, purpose: str, shape: Sequence[int]) -> Tensor:
+        """Memory for a tile, the same for every chunk, so that it stays in cache."""
+        numel = prod(shape)
+        room = self._rooms.get(purpose)
+        if room is None or room.numel() < numel:
+            room = self._rooms[purpose] = torch.empty(numel, dtype=self.dtype, device=self.device)
+        return (room if room.numel() == numel else room[:numel]).view(shape)
 
     def problems(self, rows: slice) -> slice:
         """The problems a chunk belongs to: all of them where the area spans the batch."""
@@ -82,8 +91,12 @@ class Layout:
         tile = self.tile(chunk)
         return tile if tile.data_ptr() == chunk.data_ptr() else None
 
-    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
-        """The chunk's tile in the working dtype, less the (b, d) mean of its problems."""
+    def tile(self, chunk: Tensor) -> Tensor:
+        """The chunk's tile in the working dtype."""
+        raise NotImplementedError
+
+    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
+        """The chunk's tile less the (b, d) mean of its problems, until the next is asked for."""
         raise NotImplementedError
 
     def untile(self, tile: Tensor) -> Tensor:
@@ -132,8 +145,11 @@ class Scalar(Layout):
     def part(self, operand: Tensor, rows: slice) -> Tensor:
         return self._broadcast(operand[self.problems(rows)])
 
-    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
-        return chunk.to(self.dtype) if mean is None else chunk - self._broadcast(mean)
+    def tile(self, chunk: Tensor) -> Tensor:
+        return chunk.to(self.dtype)
+
+    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
+        return chunk - self._broadcast(mean)  # in the chunk's own strides
 
     def untile(self, tile: Tensor) -> Tensor:
         return tile
@@ -168,10 +184,14 @@ class Rows(Layout):
             return operand[self.problems(rows)]
         return operand[: (rows.stop - rows.start) * self.p]
 
-    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
-        tile = chunk.reshape(-1, self.p, self.d, self.m)
-        tile = tile.to(self.dtype) if mean is None else tile - mean.view(-1, self.p, self.d, 1)
-        return tile.reshape(-1, self.d, self.m)
+    def tile(self, chunk: Tensor) -> Tensor:
+        return chunk.to(self.dtype).reshape(-1, self.d, self.m)
+
+    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
+        rows = chunk.reshape(-1, self.p, self.d, self.m)
+        room = self.room("centred", rows.shape)
+        torch.sub(rows, mean.view(-1, self.p, self.d, 1), out=room)
+        return room.view(-1, self.d, self.m)
 
     def untile(self, tile: Tensor) -> Tensor:
         return tile.view(-1, *self.shape[1:])
@@ -187,16 +207,20 @@ class Rows(Layout):
 
 
 class Gathered(Layout):
-    """(K, c, n·S): a copy with the samples of all examples side by side."""
+    """(K, c, n·S): a copy with the samples of all examples side by side.
 
-    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
-        view = chunk.permute(1, 2, 0, 3)
-        copy = torch.empty(view.shape, dtype=self.dtype, device=chunk.device)
-        if mean is None:
-            copy.copy_(view)
-        else:
-            torch.sub(view, mean[..., None, None], out=copy)
-        return copy.flatten(2)
+    A chunk has one tile as it is and one centred at a time, which is enough: what is whitened is
+    centred.
+    """
+
+    def tile(self, chunk: Tensor) -> Tensor:
+        columns = chunk.permute(1, 2, 0, 3)
+        return self.room("tile", columns.shape).copy_(columns).flatten(2)
+
+    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
+        columns = chunk.permute(1, 2, 0, 3)
+        room = self.room("centred", columns.shape)
+        return torch.sub(columns, mean[..., None, None], out=room).flatten(2)
 
     def untile(self, tile: Tensor) -> Tensor:
         return tile.unflatten(2, (-1, self.shape[3])).permute(2, 0, 1, 3)
@@ -211,7 +235,7 @@ class Gathered(Layout):
         self, chunk: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
     ) -> None:
         first, *more = terms
-        total = self.product(*first, None)
+        total = self.product(*first, None, out=self.room("total", first[1].shape))
         for term in more:
             self.add_product(*term, to=total)
         if shift is None:
@@ -223,9 +247,11 @@ class Gathered(Layout):
 class Columns(Layout):
     """(K, n·S, c): features lie together, so that products act from the right."""
 
-    def tile(self, chunk: Tensor, mean: Tensor | None = None) -> Tensor:
-        chunk = chunk.to(self.dtype) if mean is None else chunk - mean.unsqueeze(-1)
-        return chunk.permute(1, 0, 3, 2).flatten(1, 2)
+    def tile(self, chunk: Tensor) -> Tensor:
+        return chunk.to(self.dtype).permute(1, 0, 3, 2).flatten(1, 2)
+
+    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
+        return (chunk - mean.unsqueeze(-1)).permute(1, 0, 3, 2).flatten(1, 2)
 
     def untile(self, tile: Tensor) -> Tensor:
         return tile.unflatten(1, (-1, self.shape[3])).permute(1, 0, 3, 2)
@@ -257,8 +283,8 @@ def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
 
 def layout(area: Area, view: Tensor, dtype: torch.dtype) -> Layout:
     """The cheapest layout for an (N, K, c, S) view, by its strides and sizes."""
-    n, k, c, s = view.shape
-    if area.problem_shape(Block(0, k, c), n, s)[1] == 1:
+    _, k, c, s = view.shape
+    if area.problem_shape(Block(0, k, c), 1, s)[1] == 1:
         return Scalar(area, view, dtype)
     if not area.spans_batch:
         return Rows(area, view, dtype)

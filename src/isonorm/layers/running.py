@@ -129,8 +129,8 @@ class RunningTransform(nn.Module):
         elif self.operation.centers and self.operation.is_quadratic:
             matrix = statistics.unbiased_cov()
             rest = self._num_means - (self._num_problems - 1) * self._size
-            # a shorter last group's padding stays the identity
-            matrix[-1, rest:, rest:] = torch.eye(self._size - rest).to(matrix)
+            if rest < self._size:  # a shorter last group's padding stays the identity
+                matrix[-1, rest:, rest:] = torch.eye(self._size - rest).to(matrix)
         else:
             matrix = statistics.cov
         matrix = matrix.to(running.dtype)

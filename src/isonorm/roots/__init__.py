@@ -30,15 +30,15 @@ class Root(Protocol):
 
     def __call__(self, sigma: Tensor) -> Tensor: ...
 
-    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """(W, memo) for (b, d, d) covariances of m samples; m decides how much may be kept."""
+    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """(W, memo) for (b, d, d) covariances."""
         ...
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
         """dΣ, symmetric, from dW."""
         ...
 
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]: ...
+    def memo_shape(self, b: int, d: int) -> tuple[int, ...]: ...
 
 
 __all__ = ["DEFAULT_STEPS", "METHODS", "Newton", "Polar", "Recurrence", "Root", "make_root"]

@@ -50,11 +50,11 @@ class Cholesky:
     def split(self, w: Tensor) -> Tensor:
         return torch.ones_like(w).tril(-1) + 0.5 * identity_like(w)
 
-    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         return self.factor(sigma), sigma.new_empty(0)
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
         return gauge.gradient(dw, w, self.split(w))
 
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
+    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
         return (0,)

@@ -132,7 +132,7 @@ class ZCA:
     def __call__(self, sigma: Tensor) -> Tensor:
         return _InverseSquareRoot.apply(sigma)[0]
 
-    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         w, vectors, s = _InverseSquareRoot.forward(sigma)
         return w, torch.cat([vectors, s.unsqueeze(-2)], dim=-2)
 
@@ -142,7 +142,7 @@ class ZCA:
         inner = vectors.mT @ (0.5 * (dw + dw.mT)) @ vectors
         return _sandwich(vectors, inner / (-si * sj * (si + sj)))
 
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
+    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
         return (b, d + 1, d)
 
 
@@ -181,11 +181,11 @@ class PCA:
         safe = torch.where(distinct, gap, torch.ones_like(gap))
         return torch.where(distinct, lj / safe, torch.zeros_like(gap)) + 0.5 * identity_like(w)
 
-    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         return self.factor(sigma), sigma.new_empty(0)
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
         return gauge.gradient(dw, w, self.split(w))
 
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
+    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
         return (0,)

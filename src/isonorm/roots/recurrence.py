@@ -20,6 +20,8 @@ Index legend: b problems, d features; all matrices are (b, d, d).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
 from typing import NamedTuple, Self
 
 import torch
@@ -82,6 +84,12 @@ def iterate(sigma_n: Tensor, steps: Sequence[Step]) -> Tensor:
     return p
 
 
+@lru_cache
+def is_long(steps: Sequence[Step], dtype: torch.dtype) -> bool:
+    """Whether so many steps make something of a rounding error in an eigenvalue of 0."""
+    return torch.finfo(dtype).eps * prod(step.a**2 for step in steps) > 1e-2
+
+
 class Watch:
     """Says of each problem when a long iteration has arrived and should stop.
 
@@ -92,10 +100,7 @@ class Watch:
     """
 
     def __init__(self, steps: Sequence[Step], sigma_n: Tensor) -> None:
-        growth = torch.finfo(sigma_n.dtype).eps
-        for step in steps:
-            growth *= step.a**2
-        self.on = growth > 1e-2
+        self.on = is_long(steps, sigma_n.dtype)
         self.distance: Tensor | None = None
 
     def __call__(self, z: Tensor, step: Step) -> Tensor | None:
@@ -111,16 +116,6 @@ class Watch:
         return arrived
 
 
-def keeps_trail(num_steps: int, d: int, m: int) -> bool:
-    """Whether the iterates are kept for the backward pass, rather than made again.
-
-    Keeping Z and P costs 2·(T − 1)·d² numbers a problem against d·m activations. They are kept
-    where that is at most 1 %; and where d ≥ m, as there the matrices, not the activations, are the
-    memory and the time.
-    """
-    return num_steps > 1 and (200 * (num_steps - 1) * d <= m or d >= m)
-
-
 def _varying(z: Tensor, step: Step) -> tuple[Tensor, float]:
     """(R, α) with Q = a·I + α·R: a product with Q is then one ``baddbmm``, and Q itself is never
     made.
@@ -128,37 +123,21 @@ def _varying(z: Tensor, step: Step) -> tuple[Tensor, float]:
     return (z, step.b) if step.c == 0 else (torch.baddbmm(z, z, z, beta=step.b, alpha=step.c), 1.0)
 
 
-def _first(z: Tensor, step: Step) -> Tensor:
+def _times(left: Tensor, step: Step, r: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
+    """left·Q."""
+    return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha, out=out)
+
+
+def _first(step: Step, r: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
     """P₁ = Q."""
-    r, alpha = _varying(z, step)
-    q = r * alpha
+    q = torch.mul(r, alpha, out=out)
     q.diagonal(dim1=-2, dim2=-1).add_(step.a)
     return q
 
 
-def _times(left: Tensor, step: Step, r: Tensor, alpha: float) -> Tensor:
-    """left·Q."""
-    return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha)
-
-
-def _next_p(z: Tensor, p: Tensor | None, step: Step, arrived: Tensor | None) -> Tensor:
-    """P·Q; P is None before the first step."""
-    if p is None:
-        return _first(z, step)
-    return _keep(arrived, p, _times(p, step, *_varying(z, step)))
-
-
-def _advance(
-    z: Tensor, p: Tensor | None, step: Step, arrived: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """(Z·Q², P·Q), but (Z, P) where the iteration has arrived; P is None before the first step."""
-    r, alpha = _varying(z, step)
-    next_p = _first(z, step) if p is None else _keep(arrived, p, _times(p, step, r, alpha))
-    return _keep(arrived, z, _times(_times(z, step, r, alpha), step, r, alpha)), next_p
-
-
 def _keep(arrived: Tensor | None, before: Tensor, after: Tensor) -> Tensor:
-    return after if arrived is None else torch.where(arrived, before, after)
+    """What a step made, except for problems that have arrived; in the memory of what it made."""
+    return after if arrived is None else after.copy_(torch.where(arrived, before, after))
 
 
 class Recurrence:
@@ -176,36 +155,34 @@ class Recurrence:
         s = self.scale(sigma)
         return iterate(sigma / s, self.steps) / s.sqrt()
 
-    def memo_shape(self, b: int, d: int, m: int) -> tuple[int, ...]:
-        kept = 2 * (len(self.steps) - 1) if keeps_trail(len(self.steps), d, m) else 0
-        return (kept, b, d, d)
+    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
+        return (2 * max(len(self.steps) - 1, 0), b, d, d)
 
-    def forward(self, sigma: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """W without a graph, and what ``backward`` wants to keep: Z₁ P₁ Z₂ P₂ … as
-        (2(T − 1), b, d, d), or nothing.
-        """
+    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """W without a graph, and the memo Z₁ P₁ Z₂ P₂ …, (2(T − 1), b, d, d)."""
         s, steps = self.scale(sigma), self.steps
-        nothing = sigma.new_empty((0, *sigma.shape))
-        if not steps:
-            return identity_like(sigma) / s.sqrt(), nothing
-        z, p, trail = sigma / s, None, []
-        keep, watch = keeps_trail(len(steps), sigma.shape[-1], m), Watch(steps, sigma)
-        for step in steps[:-1]:
-            z, p = _advance(z, p, step, watch(z, step))
-            if keep:
-                trail += [z, p]
-        p = _next_p(z, p, steps[-1], watch(z, steps[-1]))  # the last Z is nobody's input
-        return p / s.sqrt(), torch.stack(trail) if keep else nothing
+        memo = sigma.new_empty(self.memo_shape(*sigma.shape[:2]))
+        kept = memo.unbind()
+        z, p, watch = sigma / s, None, Watch(steps, sigma)
+        for k, step in enumerate(steps):
+            arrived, is_last = watch(z, step), k + 1 == len(steps)
+            out = None if is_last else kept[2 * k + 1]
+            r, alpha = _varying(z, step)
+            if p is None:
+                p = _first(step, r, alpha, out)
+            else:
+                p = _keep(arrived, p, _times(p, step, r, alpha, out))
+            if not is_last:  # the last Z is nobody's input
+                b = _times(z, step, r, alpha)
+                z = _keep(arrived, z, _times(b, step, r, alpha, out=kept[2 * k]))
+        return (identity_like(sigma) if p is None else p) / s.sqrt(), memo
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
         """dΣ (symmetric) from dW: L = P′(Σ_N)[sym(dW)/√s], then the chain rule through s (Eq. 6 of
-        IterNorm, for s = tr).
-
-        Dots run along with the iterates they belong to, so that without a memo no more than one of
-        each is alive.
+        IterNorm, for s = tr). Dots run along with the iterates they belong to.
         """
         s, steps = self.scale(sigma), self.steps
-        sigma_n = sigma / s
+        sigma_n, kept = sigma / s, memo.unbind()
         z, p, watch = sigma_n, None, Watch(steps, sigma)
         dz = (dw + dw.mT) * (0.5 * s.rsqrt())
         dp = torch.zeros_like(dz)
@@ -225,12 +202,9 @@ class Recurrence:
             q_dz = torch.baddbmm(dz, r, dz, beta=step.a, alpha=alpha)
             q_dq = q_dz if dq is dz else torch.baddbmm(dq, r, dq, beta=step.a, alpha=alpha)
             h = torch.bmm(z, q_dq)  # Z·Q·dQ = B·dQ, up to the slope
-            dz = _keep(
-                arrived,
-                dz,
-                _times(q_dz, step, r, alpha).add_(h, alpha=slope).add_(h.mT, alpha=slope),
-            )
-            z, p = (memo[2 * k], memo[2 * k + 1]) if len(memo) else _advance(z, p, step, arrived)
+            next_dz = _times(q_dz, step, r, alpha).add_(h, alpha=slope).add_(h.mT, alpha=slope)
+            dz = _keep(arrived, dz, next_dz)
+            z, p = kept[2 * k], kept[2 * k + 1]
         # dP is a derivative in a symmetric direction, so symmetric up to rounding; what uses it
         # relies on that.
         grad = (dp + dp.mT).mul_(0.5)

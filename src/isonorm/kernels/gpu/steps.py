@@ -171,16 +171,16 @@ def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
     return Statistics(m, mean, cov)
 
 
-def root(cov: Tensor, plan: Plan, m: int) -> tuple[Tensor, Tensor]:
+def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     """Step 2."""
     b, d, _ = cov.shape
     if not plan.fuses_root(d, cov.device):
-        w, memo = plain.root(cov, plan, m)
+        w, memo = plain.root(cov, plan)
         return w.contiguous(), memo
     recurrence = plan.root(d, cov.device)
     assert isinstance(recurrence, Recurrence)
     w = torch.empty_like(cov)
-    memo = cov.new_empty(plan.memo_shape(b, d, m, cov.device))
+    memo = cov.new_empty(plan.memo_shape(b, d, cov.device))
     roots.root_kernel[(b,)](
         cov, coefficients(recurrence.steps, cov.device), w, memo, plan.eps, d,
         T=len(recurrence.steps), **_root_constants(recurrence, d, "tf32x3"),
