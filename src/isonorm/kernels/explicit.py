@@ -59,16 +59,17 @@ def forward(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Saved]:
     """Steps 1 to 3 on an (N, C, S) tensor."""
     steps = _steps(plan)
     shapes = plan.problem_shapes(*x.shape)
-    measured = [steps.moments(x, block, plan) for block, *_ in shapes]
+    works = [steps.prepare(x, block, plan) for block, *_ in shapes]
+    measured = [steps.moments(work, plan) for work in works]
     count = x.new_empty(0)
     if plan.group:
         measured = reduce_across(plan.group, measured, plan.operation.centers)
         count = torch.as_tensor(measured[0].count)
     y = torch.empty_like(x)
     transforms, memos = [], []
-    for (block, *_), stats in zip(shapes, measured, strict=True):
+    for work, stats in zip(works, measured, strict=True):
         w, memo = steps.root(stats.cov, plan)
-        steps.apply(x, y, stats.mean, w, recovery, block, plan)
+        steps.apply(work, y, stats.mean, w, recovery, plan)
         transforms.append(w)
         memos.append(memo)
     means, covs = [s.mean for s in measured], [s.cov for s in measured]
@@ -92,7 +93,10 @@ def backward(
     """
     steps, dtype = _steps(plan), working_dtype(x)
     problems = list(unpack(saved, plan, *x.shape))
-    local = [steps.sums(x, dy, p, recovery, plan) for p in problems]
+    works = [steps.prepare(x, p.block, plan) for p in problems]
+    local = [
+        steps.sums(work, dy, p, recovery, plan) for work, p in zip(works, problems, strict=True)
+    ]
     if not plan.operation.centers:
         dmean = None  # that mean is the constant zero
     extra = [grad.to(dtype) for grad in (dmean, dcov) if grad is not None]
@@ -116,7 +120,7 @@ def backward(
             grads = grads._replace(shift=grads.shift + dmeans[i] / m)
         if dcovs is not None:
             grads = grads._replace(slope=grads.slope + (dcovs[i] + dcovs[i].mT) / m)
-        steps.backward_apply(x, dy, dx, p, grads, recovery, plan)
+        steps.backward_apply(works[i], dy, dx, p, grads, recovery, plan)
         dweights.append(own[0])
         dbiases.append(own[1])
     return dx, _joined(recovery.gain, dweights), _joined(recovery.bias, dbiases)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,25 +16,35 @@ from .plan import Gradients, Plan, Problem, Sums
 from .tiles import Layout, add_into, layout
 
 
-def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
+class Work(NamedTuple):
+    """A block of an (N, C, S) input, laid out for the passes over it."""
+
+    block: Block
+    ops: Layout
+
+
+def prepare(x: Tensor, block: Block, plan: Plan) -> Work:
+    return Work(block, layout(plan.area, block.view(x), working_dtype(x)))
+
+
+def moments(work: Work, plan: Plan) -> Statistics:
     """Step 1. Chunks that share problems merge; chunks of separate examples stand side by side."""
-    view, dtype, area = block.view(x), working_dtype(x), plan.area
-    ops = layout(area, view, dtype)
+    (block, ops), area = work, plan.area
     parts = []
     for rows in ops.chunks:
-        chunk = view[rows]
+        chunk = ops.source[rows]
         b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
         if plan.operation.centers:
-            mean = chunk.mean(area.axes("m"), dtype=dtype).reshape(b, d)
-            tile = ops.centred(chunk, mean)
+            mean = chunk.mean(area.axes("m"), dtype=ops.dtype).reshape(b, d)
+            tile = ops.centred_tile(chunk, mean)
         else:
-            mean, tile = chunk.new_zeros((b, d), dtype=dtype), ops.tile(chunk)
+            mean, tile = chunk.new_zeros((b, d), dtype=ops.dtype), ops.tile(chunk)
         parts.append(Statistics(m, mean, ops.outer(tile, tile).div_(m)))
     if not parts or not parts[0].count:
-        b, d, _ = area.problem_shape(block, x.shape[0], x.shape[2])
-        mean, cov = (x.new_zeros(shape, dtype=dtype) for shape in ((b, d), (b, d, d)))
-        return Statistics(0, mean, cov)
-    if area.spans_batch:
+        b, d, _ = area.problem_shape(block, ops.shape[0], ops.shape[3])
+        zeros = ops.source.new_zeros
+        return Statistics(0, zeros((b, d), dtype=ops.dtype), zeros((b, d, d), dtype=ops.dtype))
+    if area.spans_batch or len(parts) == 1:
         return reduce(merge, parts)
     means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
     return Statistics(parts[0].count, means, covs)
@@ -48,15 +58,13 @@ def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     return method.forward(add_eps(cov, plan.eps))
 
 
-def apply(
-    x: Tensor, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, block: Block, plan: Plan
-) -> None:
+def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
     """Step 3: y = A(x − μ) + β."""
-    view, out = block.view(x), block.view(y)
-    ops = layout(plan.area, view, w.dtype)
+    (block, ops), out = work, work.block.view(y)
     bias = None if recovery.bias is None else block.per_channel(recovery.bias).to(w.dtype)
+    tiles = ops.centred_tiles(mean if plan.operation.centers else None)
     if not plan.folds_recovery:  # γ and β vary along the samples
-        for rows, _, tile in _tiles(view, mean, ops, plan):
+        for rows, _, tile in tiles:
             z = ops.untile(ops.product(ops.part(w, rows), tile, None))
             z = recovery.scale(z, block)
             out[rows].copy_(z) if bias is None else add_into(out[rows], z, bias)
@@ -67,27 +75,26 @@ def apply(
         if not plan.area.spans_batch:  # every example has problems of its own
             bias = bias.repeat(len(w) // len(bias), 1, 1)
         bias = ops.spread(bias)
-    for rows, _, tile in _tiles(view, mean, ops, plan):
+    for rows, _, tile in tiles:
         shift = None if bias is None else ops.part(bias, rows)
         ops.write(out[rows], (ops.part(a, rows), tile), shift=shift)
 
 
-def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
+def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4: f (b, d) and M (b, d, d); where γ is not part of A, its gradient and β's as well."""
-    view, grad, dtype = p.block.view(x), p.block.view(dy), p.w.dtype
-    ops = layout(plan.area, view, dtype)
+    (block, ops), grad = work, work.block.view(dy)
     f, outer = torch.zeros_like(p.mean), torch.zeros_like(p.cov)
     dweight = dbias = None
     if not plan.folds_recovery:
-        dweight, dbias = (f.new_zeros(p.block.groups * p.block.size) for _ in range(2))
-    for rows, here, tile in _tiles(view, p.mean, ops, plan):
+        dweight, dbias = (f.new_zeros(block.groups * block.size) for _ in range(2))
+    for rows, here, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
         g = grad[rows]
         if dweight is not None and dbias is not None:
-            g = g.to(dtype)
+            g = g.to(ops.dtype)
             xhat = ops.untile(ops.product(ops.part(p.w, rows), tile, None))
             dbias += g.sum((0, 3)).flatten()
             dweight += (g * xhat).sum((0, 3)).flatten()
-            g = recovery.scale(g, p.block)
+            g = recovery.scale(g, block)
         g = ops.tile(g)
         f[here].add_(ops.total(g))
         outer[here].add_(ops.outer(g, tile))
@@ -106,9 +113,9 @@ def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | i
         dsigma = method.backward(dw, add_eps(p.cov, plan.eps), p.w, p.memo)
     shift = torch.zeros_like(s.f)
     if plan.operation.centers:
-        shift = (a.mT @ s.f.unsqueeze(-1)).squeeze(-1) / -m
+        shift = torch.bmm(a.mT, s.f.unsqueeze(-1)).squeeze(-1).div_(-m)
     dweight, dbias = parameter_gradients(p, s, recovery, plan)
-    return Gradients(dweight, dbias, a, dsigma * (2 / m), shift)
+    return Gradients(dweight, dbias, a, dsigma.mul_(2 / m), shift)
 
 
 def parameter_gradients(
@@ -133,36 +140,18 @@ def _transform_gradient(recovery: Recovery, outer: Tensor, p: Problem) -> Tensor
 
 
 def backward_apply(
-    x: Tensor,
-    dy: Tensor,
-    dx: Tensor,
-    p: Problem,
-    grads: Gradients,
-    recovery: Recovery,
-    plan: Plan,
+    work: Work, dy: Tensor, dx: Tensor, p: Problem, grads: Gradients, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 6: dx = Aᵀ·dy + slope·(x − μ) + shift."""
-    view, grad, out = (p.block.view(t) for t in (x, dy, dx))
-    ops = layout(plan.area, view, p.w.dtype)
+    (block, ops), grad, out = work, work.block.view(dy), work.block.view(dx)
     a, slope = ops.spread(grads.a.mT), ops.spread(grads.slope)
     shift = ops.spread(grads.shift.unsqueeze(-1))
-    for rows, _, tile in _tiles(view, p.mean, ops, plan):
+    for rows, _, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
         g = grad[rows]
         if not plan.folds_recovery:
-            g = recovery.scale(g.to(p.w.dtype), p.block)
+            g = recovery.scale(g.to(ops.dtype), block)
         terms = (ops.part(a, rows), ops.tile(g)), (ops.part(slope, rows), tile)
         ops.write(out[rows], *terms, shift=ops.part(shift, rows))
-
-
-def _tiles(
-    view: Tensor, mean: Tensor, ops: Layout, plan: Plan
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Each chunk of examples with the problems it belongs to and its tile, centred if need be."""
-    for rows in ops.chunks:
-        here = ops.problems(rows)
-        chunk = view[rows]
-        tile = ops.centred(chunk, mean[here]) if plan.operation.centers else ops.tile(chunk)
-        yield rows, here, tile
 
 
 def _folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:

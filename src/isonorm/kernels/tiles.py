@@ -20,7 +20,7 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
@@ -48,26 +48,47 @@ def chunk_length(shape: Sequence[int], device: torch.device) -> int:
 
 
 class Layout:
-    """The words every layout speaks, and the room its tiles take up, for one pass over an
-    (N, K, c, S) view.
+    """The words every layout speaks, for the passes over one (N, K, c, S) view, and the memory they
+    share.
     """
 
     def __init__(self, area: Area, view: Tensor, dtype: torch.dtype) -> None:
-        self.area, self.shape, self.dtype, self.device = area, view.shape, dtype, view.device
+        self.area, self.source, self.shape, self.dtype = area, view, view.shape, dtype
         self.spans_batch = area.spans_batch
-        self.length = chunk_length(view.shape, view.device)
+        self.length = chunk_length(self.shape, view.device)
         n, k, c, s = view.shape
         self.chunks = [slice(i, min(i + self.length, n)) for i in range(0, n, self.length)]
         # Problems that one example belongs to, and their features and samples within it.
         self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
         self._rooms: dict[str, Tensor] = {}
+        self._latest: tuple[Tensor, Tensor] | None = None  # a mean, and the tile centred by it
+
+    def centred_tiles(self, mean: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Each chunk's examples, the problems they belong to, and their tile, less a (b, d) mean.
+
+        Where all is one chunk, passes with the same mean share its tile.
+        """
+        for rows in self.chunks:
+            here = self.problems(rows)
+            chunk = self.source[rows]
+            if mean is None:
+                yield rows, here, self.tile(chunk)
+            else:
+                part = mean if len(self.chunks) == 1 else mean[here]
+                yield rows, here, self.centred_tile(chunk, part)
+
+    def centred_tile(self, chunk: Tensor, mean: Tensor) -> Tensor:
+        """A chunk's tile less the mean of its problems, until the next is asked for."""
+        if self._latest is None or self._latest[0] is not mean:
+            self._latest = mean, self.centred(chunk, mean)
+        return self._latest[1]
 
     def room(self, purpose: str, shape: Sequence[int]) -> Tensor:
         """Memory for a tile, the same for every chunk, so that it stays in cache."""
         numel = prod(shape)
         room = self._rooms.get(purpose)
         if room is None or room.numel() < numel:
-            room = self._rooms[purpose] = torch.empty(numel, dtype=self.dtype, device=self.device)
+            room = self._rooms[purpose] = self.source.new_empty(numel, dtype=self.dtype)
         return (room if room.numel() == numel else room[:numel]).view(shape)
 
     def problems(self, rows: slice) -> slice:
@@ -96,7 +117,7 @@ class Layout:
         raise NotImplementedError
 
     def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
-        """The chunk's tile less the (b, d) mean of its problems, until the next is asked for."""
+        """Makes the tile of ``centred_tile``, in the same memory every time."""
         raise NotImplementedError
 
     def untile(self, tile: Tensor) -> Tensor:

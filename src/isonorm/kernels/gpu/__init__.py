@@ -8,5 +8,6 @@ from .steps import apply as apply
 from .steps import backward_apply as backward_apply
 from .steps import gradients as gradients
 from .steps import moments as moments
+from .steps import prepare as prepare
 from .steps import root as root
 from .steps import sums as sums

@@ -146,9 +146,21 @@ def _empty_sums(x: Tensor, lay: Layout) -> Tensor:
     return x.new_empty((lay.reducing, row), dtype=torch.float32)
 
 
-def moments(x: Tensor, block: Block, plan: Plan) -> Statistics:
+class Work(NamedTuple):
+    """A block of an (N, C, S) input and how the kernels cut it."""
+
+    x: Tensor
+    block: Block
+    lay: Layout
+
+
+def prepare(x: Tensor, block: Block, plan: Plan) -> Work:
+    return Work(x, block, layout(x, block, plan))
+
+
+def moments(work: Work, plan: Plan) -> Statistics:
     """Step 1."""
-    lay = layout(x, block, plan)
+    x, block, lay = work
     b, d, m = plan.area.problem_shape(block, x.shape[0], x.shape[2])
     mean, cov = (
         x.new_empty((b, d), dtype=torch.float32),
@@ -200,13 +212,11 @@ def _root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str,
     }
 
 
-def apply(
-    x: Tensor, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, block: Block, plan: Plan
-) -> None:
+def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
     """Step 3."""
+    x, block, lay = work
     if x.numel() == 0:
         return
-    lay = layout(x, block, plan)
     weight, bias = (
         None if t is None else t[block.channels] for t in (recovery.gain, recovery.bias)
     )
@@ -222,11 +232,11 @@ def _like(dy: Tensor, x: Tensor) -> Tensor:
     return dy if dy.stride() == x.stride() else torch.empty_like(x).copy_(dy)
 
 
-def sums(x: Tensor, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
+def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4."""
+    x, _, lay = work
     if p.m == 0:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov))
-    lay = layout(x, p.block, plan)
     partial = _empty_sums(x, lay)
     here = p.block.channels
     stream.backward_sums_kernel[(lay.groups, lay.reducing)](
@@ -272,18 +282,12 @@ def _contiguous(s: Sums) -> Sums:
 
 
 def backward_apply(
-    x: Tensor,
-    dy: Tensor,
-    dx: Tensor,
-    p: Problem,
-    grads: Gradients,
-    recovery: Recovery,
-    plan: Plan,
+    work: Work, dy: Tensor, dx: Tensor, p: Problem, grads: Gradients, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 6."""
+    x, _, lay = work
     if x.numel() == 0:
         return
-    lay = layout(x, p.block, plan)
     here = p.block.channels
     stream.backward_apply_kernel[(lay.groups, lay.applying)](
         x[:, here], _like(dy, x)[:, here], dx[:, here],
