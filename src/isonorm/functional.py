@@ -244,9 +244,8 @@ def _explicit(x: Tensor, recovery: Recovery, plan: Plan) -> Result:
     color = recovery.color if isinstance(recovery, Coloring) else None
     weight = recovery.weight if isinstance(recovery, Affine) else None
     y, saved = autograd.run(x, weight, recovery.bias, color, plan)
-    shapes = plan.problem_shapes(*x.shape)
-    count = saved.count if plan.group else shapes[0][3]
     problems = list(explicit.unpack(saved, plan, *x.shape))
+    count = saved.count if plan.group else problems[0].m
     statistics = Statistics(
         count, join_vectors([p.mean for p in problems]), join_matrices([p.cov for p in problems])
     )

@@ -8,8 +8,6 @@ that double backward is exact.
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor
 
@@ -127,17 +125,19 @@ def _(x, weight, bias, color, plan):
     decoded = Plan.decode(plan)
     shapes = decoded.problem_shapes(*x.shape)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    flat = lambda *sizes: x.new_empty(sum(sizes), dtype=dtype)  # noqa: E731
+
+    def packed(*shapes: tuple[int, ...]) -> Tensor:
+        return explicit.pack([x.new_empty(shape, dtype=dtype) for shape in shapes])
+
     count = x.new_empty((), dtype=torch.float64) if decoded.group else x.new_empty(0)
-    memos = [prod(decoded.memo_shape(b, d, x.device)) for _, b, d, _ in shapes]
-    square = [b * d * d for _, b, d, _ in shapes]
+    square = [(b, d, d) for _, b, d, _ in shapes]
     return (
         torch.empty_like(x),
         count,
-        flat(*(b * d for _, b, d, _ in shapes)),
-        flat(*square),
-        flat(*square),
-        flat(*memos),
+        packed(*((b, d) for _, b, d, _ in shapes)),
+        packed(*square),
+        packed(*square),
+        packed(*(decoded.memo_shape(b, d, x.device) for _, b, d, _ in shapes)),
     )
 
 

@@ -12,7 +12,8 @@ position) it varies along the samples: steps 4 and 6 then see γ·dy for dy, and
 dy·x̂ per channel besides. Across ranks, the sums of steps 1 and 4 are added, in one collective each.
 
 The steps themselves are ``plain`` or ``gpu``: this module only walks through them. Tensors that
-belong to problems travel packed: one flat tensor for all blocks of the area, usually one block.
+belong to problems travel packed: as they are for one block, the usual case; flat, one after the
+other, for two.
 
 Index legend: b problems, d features, m samples.
 """
@@ -73,7 +74,7 @@ def forward(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Saved]:
         transforms.append(w)
         memos.append(memo)
     means, covs = [s.mean for s in measured], [s.cov for s in measured]
-    return y, Saved(count, _pack(means), _pack(covs), _pack(transforms), _pack(memos))
+    return y, Saved(count, pack(means), pack(covs), pack(transforms), pack(memos))
 
 
 def backward(
@@ -140,20 +141,22 @@ def _joined(parameter: Tensor | None, parts: list[Tensor]) -> Tensor | None:
     return torch.cat(padded).to(parameter.dtype)
 
 
-def _pack(parts: list[Tensor]) -> Tensor:
-    return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([p.reshape(-1) for p in parts])
+def pack(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([p.reshape(-1) for p in parts])
 
 
 def _unpack(packed: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    if len(shapes) == 1:
-        return [packed.view(shapes[0])]
     sizes = [prod(shape) for shape in shapes]
-    return [part.view(shape) for part, shape in zip(packed.split(sizes), shapes, strict=True)]
+    parts = packed.reshape(-1).split(sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def unpack(saved: Saved, plan: Plan, *input_shape: int) -> Iterator[Problem]:
     """The blocks of an (N, C, S) input with their parts of what forward saved."""
     shapes = plan.problem_shapes(*input_shape)
+    if len(shapes) == 1:
+        yield Problem(*shapes[0], saved.mean, saved.cov, saved.w, saved.memo)
+        return
     means = _unpack(saved.mean, [(b, d) for _, b, d, _ in shapes])
     covs, ws = (_unpack(t, [(b, d, d) for _, b, d, _ in shapes]) for t in (saved.cov, saved.w))
     memos = _unpack(saved.memo, [plan.memo_shape(b, d, saved.w.device) for _, b, d, _ in shapes])

@@ -83,7 +83,8 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4: f (b, d) and M (b, d, d); where γ is not part of A, its gradient and β's as well."""
     (block, ops), grad = work, work.block.view(dy)
-    f, outer = torch.zeros_like(p.mean), torch.zeros_like(p.cov)
+    whole = len(ops.chunks) == 1
+    f, outer = (torch.empty_like(t) if whole else torch.zeros_like(t) for t in (p.mean, p.cov))
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (f.new_zeros(block.groups * block.size) for _ in range(2))
@@ -96,8 +97,11 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
             dweight += (g * xhat).sum((0, 3)).flatten()
             g = recovery.scale(g, block)
         g = ops.tile(g)
-        f[here].add_(ops.total(g))
-        outer[here].add_(ops.outer(g, tile))
+        if whole:
+            f, outer = ops.total(g), ops.outer(g, tile)
+        else:
+            f[here].add_(ops.total(g))
+            outer[here].add_(ops.outer(g, tile))
     return Sums(f, outer, dweight, dbias)
 
 

@@ -23,6 +23,7 @@ from ..statistics import (
     split_statistics,
     working_dtype,
 )
+from .explicit import pack
 from .plan import Plan, Result
 
 
@@ -74,5 +75,4 @@ def run_packed(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Tenso
     """(y, mean, cov) with the statistics packed as the explicit path packs them."""
     y, statistics, _ = run(x, recovery, plan)
     parts = split_statistics(statistics, plan.area, *x.shape)
-    mean = torch.cat([p.mean.reshape(-1) for p in parts])
-    return y, mean, torch.cat([p.cov.reshape(-1) for p in parts])
+    return y, pack([p.mean for p in parts]), pack([p.cov for p in parts])

@@ -39,8 +39,8 @@ class Polar(recurrence.Recurrence):
     scale_gradient = staticmethod(recurrence.frobenius_gradient)
 
     def __init__(self, num_iters: int = DEFAULT_STEPS, bound: float = SPECTRAL_BOUND) -> None:
+        super().__init__(minimax_steps(num_iters, bound))
         self.num_iters = num_iters
-        self.steps = minimax_steps(num_iters, bound)
 
 
 def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, ...]:

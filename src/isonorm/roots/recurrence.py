@@ -20,8 +20,6 @@ Index legend: b problems, d features; all matrices are (b, d, d).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from math import prod
 from typing import NamedTuple, Self
 
 import torch
@@ -69,10 +67,9 @@ def polynomial(z: Tensor, step: Step) -> Tensor:
     return q + step.a * identity_like(z)
 
 
-def iterate(sigma_n: Tensor, steps: Sequence[Step]) -> Tensor:
+def iterate(sigma_n: Tensor, steps: Sequence[Step], watch: Watch) -> Tensor:
     """P_T, as the recurrence stands above."""
     z, p = sigma_n, identity_like(sigma_n).expand_as(sigma_n)
-    watch = Watch(steps, sigma_n)
     for k, step in enumerate(steps):
         q = polynomial(z, step)
         arrived = watch(z, step)
@@ -84,12 +81,6 @@ def iterate(sigma_n: Tensor, steps: Sequence[Step]) -> Tensor:
     return p
 
 
-@lru_cache
-def is_long(steps: Sequence[Step], dtype: torch.dtype) -> bool:
-    """Whether so many steps make something of a rounding error in an eigenvalue of 0."""
-    return torch.finfo(dtype).eps * prod(step.a**2 for step in steps) > 1e-2
-
-
 class Watch:
     """Says of each problem when a long iteration has arrived and should stop.
 
@@ -99,8 +90,8 @@ class Watch:
     steps it is still nothing, after many it would be everything. Short iterations are not watched.
     """
 
-    def __init__(self, steps: Sequence[Step], sigma_n: Tensor) -> None:
-        self.on = is_long(steps, sigma_n.dtype)
+    def __init__(self, on: bool) -> None:
+        self.on = on
         self.distance: Tensor | None = None
 
     def __call__(self, z: Tensor, step: Step) -> Tensor | None:
@@ -144,16 +135,24 @@ class Recurrence:
     """W = P_T/√s, by the steps and the scale of a subclass."""
 
     name: str
-    steps: tuple[Step, ...]
     scale: staticmethod[[Tensor], Tensor]  # s(Σ) with spectrum(Σ/s) ⊂ [0, 1]
     scale_gradient: staticmethod[[Tensor], Tensor]  # ∂s/∂Σ, given Σ_N
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+        self.growth = 1.0  # of an eigenvalue next to 0; a loop, as the compiler traces this
+        for step in steps:
+            self.growth *= step.a**2
+
+    def _watch(self, sigma: Tensor) -> Watch:
+        return Watch(on=torch.finfo(sigma.dtype).eps * self.growth > 1e-2)
 
     def on(self, device: torch.device) -> Self:
         return self
 
     def __call__(self, sigma: Tensor) -> Tensor:
         s = self.scale(sigma)
-        return iterate(sigma / s, self.steps) / s.sqrt()
+        return iterate(sigma / s, self.steps, self._watch(sigma)) / s.sqrt()
 
     def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
         return (2 * max(len(self.steps) - 1, 0), b, d, d)
@@ -163,7 +162,7 @@ class Recurrence:
         s, steps = self.scale(sigma), self.steps
         memo = sigma.new_empty(self.memo_shape(*sigma.shape[:2]))
         kept = memo.unbind()
-        z, p, watch = sigma / s, None, Watch(steps, sigma)
+        z, p, watch = sigma / s, None, self._watch(sigma)
         for k, step in enumerate(steps):
             arrived, is_last = watch(z, step), k + 1 == len(steps)
             out = None if is_last else kept[2 * k + 1]
@@ -183,9 +182,9 @@ class Recurrence:
         """
         s, steps = self.scale(sigma), self.steps
         sigma_n, kept = sigma / s, memo.unbind()
-        z, p, watch = sigma_n, None, Watch(steps, sigma)
-        dz = (dw + dw.mT) * (0.5 * s.rsqrt())
-        dp = torch.zeros_like(dz)
+        z, p, watch = sigma_n, None, self._watch(sigma)
+        dz = (dw + dw.mT).mul_(s.rsqrt().mul_(0.5))
+        dp = torch.zeros_like(dz) if not steps else dz
         for k, step in enumerate(steps):
             arrived = watch(z, step)
             r, alpha = _varying(z, step)
