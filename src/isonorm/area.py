@@ -36,7 +36,9 @@ class Block(NamedTuple):
 
     def view(self, x: Tensor) -> Tensor:
         """The (N, K, c, S) view of this block of an (N, C, S) tensor."""
-        return x[:, self.channels].unflatten(1, (self.groups, self.size))
+        n, channels, s = x.shape
+        part = x if self.groups * self.size == channels else x[:, self.channels]
+        return part.view(n, self.groups, self.size, s)
 
     def per_channel(self, vector: Tensor) -> Tensor:
         """A (C,) vector, cut to this block and shaped to broadcast over (N, K, c, S)."""

@@ -35,7 +35,7 @@ def moments(work: Work, plan: Plan) -> Statistics:
         chunk = ops.source[rows]
         b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
         if plan.operation.centers:
-            mean = chunk.mean(area.axes("m"), dtype=ops.dtype).reshape(b, d)
+            mean = chunk.sum(area.axes("m"), dtype=ops.dtype).div_(m).reshape(b, d)
             tile = ops.centred_tile(chunk, mean)
         else:
             mean, tile = chunk.new_zeros((b, d), dtype=ops.dtype), ops.tile(chunk)

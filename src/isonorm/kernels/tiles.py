@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ..area import Area, Block
 
-#: Numbers in a chunk: what the caches of a few cores hold; on a GPU, enough to hide a launch.
-CHUNK_NUMEL = {"cpu": 1 << 19}
+#: Numbers in a chunk: what a last-level cache holds; on a GPU, enough to hide a launch.
+CHUNK_NUMEL = {"cpu": 1 << 20}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
 
 #: Positions from which a product per example beats gathering examples first.
