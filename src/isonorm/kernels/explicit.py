@@ -112,7 +112,8 @@ def backward(
     dx = torch.empty_like(x)
     dweights, dbiases = [], []
     for i, p in enumerate(problems):
-        m = saved.count.to(dtype) if saved.count.numel() else max(p.m, 1)
+        # an empty batch has zero gradients, whatever it is divided by
+        m = saved.count.to(dtype).clamp(min=1) if saved.count.numel() else max(p.m, 1)
         grads = steps.gradients(p, total[i], recovery, plan, m)
         own = (grads.dweight, grads.dbias)
         if plan.group:

@@ -23,6 +23,7 @@ from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
 from . import root as roots
 from . import stream
+from .launch import launch
 
 #: Samples in a tile, by bytes an element.
 TILE = {2: 128, 4: 64}
@@ -171,12 +172,14 @@ def moments(work: Work, plan: Plan) -> Statistics:
     center = plan.operation.centers
     partial = _empty_sums(x, lay)
     pivot = x.new_empty((lay.groups, lay.d), dtype=torch.float32)
-    stream.moments_kernel[(lay.groups, lay.reducing)](
+    launch(
+        stream.moments_kernel, (lay.groups, lay.reducing),
         x[:, block.channels], partial, pivot, *lay.arguments,
         CENTER=center, **lay.constants,
     )  # fmt: skip
     first, second = _reduced(partial, lay)
-    roots.statistics_kernel[(lay.groups,)](
+    launch(
+        roots.statistics_kernel, (lay.groups,),
         first, second, pivot, mean, cov, m, lay.arguments[5], lay.size,
         D=lay.d, DIAG=lay.constants["DIAG"], CENTER=center, num_warps=4,
     )  # fmt: skip
@@ -193,7 +196,8 @@ def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     assert isinstance(recurrence, Recurrence)
     w = torch.empty_like(cov)
     memo = cov.new_empty(plan.memo_shape(b, d, cov.device))
-    roots.root_kernel[(b,)](
+    launch(
+        roots.root_kernel, (b,),
         cov, coefficients(recurrence.steps, cov.device), w, memo, plan.eps, d,
         T=len(recurrence.steps), **_root_constants(recurrence, d, "tf32x3"),
     )  # fmt: skip
@@ -220,7 +224,8 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
     weight, bias = (
         None if t is None else t[block.channels] for t in (recovery.gain, recovery.bias)
     )
-    stream.apply_kernel[(lay.groups, lay.applying)](
+    launch(
+        stream.apply_kernel, (lay.groups, lay.applying),
         x[:, block.channels], y[:, block.channels], w, mean,
         mean if weight is None else weight, mean if bias is None else bias,
         *lay.arguments, WEIGHT=weight is not None, BIAS=bias is not None, **lay.constants,
@@ -239,8 +244,15 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov))
     partial = _empty_sums(x, lay)
     here = p.block.channels
-    stream.backward_sums_kernel[(lay.groups, lay.reducing)](
-        x[:, here], _like(dy, x)[:, here], p.mean, partial, *lay.arguments, **lay.constants
+    launch(
+        stream.backward_sums_kernel,
+        (lay.groups, lay.reducing),
+        x[:, here],
+        _like(dy, x)[:, here],
+        p.mean,
+        partial,
+        *lay.arguments,
+        **lay.constants,
     )
     first, second = _reduced(partial, lay)
     if lay.constants["DIAG"]:
@@ -251,7 +263,6 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
     """Step 5."""
-    m = max(m, 1) if isinstance(m, int) else m
     fused = plan.fuses_root(p.d, p.w.device)
     if isinstance(m, Tensor) or ("d" in plan.area.roles and not fused):
         return plain.gradients(p, _contiguous(s), recovery, plan, m)
@@ -261,7 +272,8 @@ def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | i
     if fused:
         recurrence = plan.root(p.d, p.w.device)
         assert isinstance(recurrence, Recurrence)
-        roots.root_backward_kernel[(p.b,)](
+        launch(
+            roots.root_backward_kernel, (p.b,),
             s.f, s.outer, s.f.stride(0), s.outer.stride(0), s.outer.stride(1), p.cov, p.w, p.memo,
             coefficients(recurrence.steps, p.w.device), dweight if weight is None else weight,
             dweight, a, slope, shift, m, plan.eps, p.b * p.d, p.d,
@@ -269,7 +281,8 @@ def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | i
             **_root_constants(recurrence, p.d, "tf32" if s.coarse else "tf32x3"),
         )  # fmt: skip
     else:
-        roots.scale_backward_kernel[(triton.cdiv(p.b, 256),)](
+        launch(
+            roots.scale_backward_kernel, (triton.cdiv(p.b, 256),),
             s.f, s.outer, p.w, dweight if weight is None else weight, dweight, a, slope, shift,
             m, p.b,
             BLOCK=256, WEIGHT=weight is not None, CENTER=plan.operation.centers, num_warps=2,
@@ -289,7 +302,8 @@ def backward_apply(
     if x.numel() == 0:
         return
     here = p.block.channels
-    stream.backward_apply_kernel[(lay.groups, lay.applying)](
+    launch(
+        stream.backward_apply_kernel, (lay.groups, lay.applying),
         x[:, here], _like(dy, x)[:, here], dx[:, here],
         grads.a.contiguous(), grads.slope.contiguous(), p.mean, grads.shift,
         *lay.arguments, **lay.constants,
