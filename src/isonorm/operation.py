@@ -55,9 +55,9 @@ class Operation:
         """σ², estimated from the p-norm of the deviations along ``axes``, on the scale of a
         standard deviation.
 
-        The constants make σ the standard deviation of Gaussian samples (Hoffer et al., "Norm
-        matters", 2018): E|x| = σ√(2/π), and the expected maximum of m samples, for which they give
-        the closed form used here.
+        The constants are those of Hoffer et al., "Norm matters" (2018). For p = 1 they make it the
+        standard deviation of Gaussian samples, E|x| = σ√(2/π). For p = ∞ they are a closed form for
+        the expected maximum of m samples, and coarse: at m = 1000 it comes out 43 % above σ.
         """
         if self.norm == 1:
             return (deviations.abs().mean(axes, keepdim=True) * sqrt(pi / 2)).square()

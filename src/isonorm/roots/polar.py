@@ -47,7 +47,7 @@ def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, 
     """Coefficients of ``num_steps`` greedy minimax steps for eigenvalues in [bound, 1].
 
     >>> [round(x, 2) for x in minimax_steps(1, bound=0.25)[0]]
-    [2.67, -3.29, 1.64]
+    [2.67, -3.28, 1.64]
     """
     return _minimax_steps(num_steps, bound)
 
