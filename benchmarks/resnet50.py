@@ -22,7 +22,7 @@ from .report import hardware, versions, write
 
 
 def replace_batchnorms(module: nn.Module, group_size: int) -> int:
-    """Puts an IterNorm in the place of each BatchNorm2d below a module; says how many there were."""
+    """Puts an IterNorm in the place of each BatchNorm2d below a module, and counts them."""
     replaced = 0
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):

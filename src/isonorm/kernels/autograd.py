@@ -45,7 +45,7 @@ def _is_batched(grad: Tensor | None) -> bool:
     """Whether a gradient stands for many (``is_grads_batched``, vmap over a vjp): only the
     reference broadcasts over them.
     """
-    functorch = torch._C._functorch
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return grad is not None and (
         functorch.is_legacy_batchedtensor(grad) or functorch.is_batchedtensor(grad)
     )

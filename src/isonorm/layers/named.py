@@ -4,19 +4,20 @@ paper's defaults.
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from .. import area as areas
 from .. import operation as operations
 from .normalize import BatchOptions, Normalize, SampleOptions
 
 
-def _only(kind: type, options: dict, layer: object) -> dict:
+def _only(kind: type, options: Mapping[str, Any], layer: object) -> dict[str, Any]:
     """The options, if they are all of a kind: a typo or another layer's keyword is refused."""
     for name in options:
         if name not in kind.__optional_keys__:  # type: ignore[attr-defined]
             raise TypeError(f"{type(layer).__name__} has no keyword argument {name!r}.")
-    return options
+    return dict(options)
 
 
 def _recovery(affine: bool) -> str | None:

@@ -7,25 +7,17 @@ order.
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
-from . import gauge
+from .gauge import Gauge
 from .recurrence import identity_like, trace
 
 
-class Cholesky:
+class Cholesky(Gauge):
     """L^(-1), lower triangular with a positive diagonal."""
 
     name = "cholesky"
-
-    def on(self, device: torch.device) -> Self:
-        return self
-
-    def __call__(self, sigma: Tensor) -> Tensor:
-        return gauge.whiten(sigma, self)
 
     def factor(self, sigma: Tensor) -> Tensor:
         """L^(-1) of Σ plus the smallest shift of a fixed ladder, relative to tr Σ/d, under which Σ
@@ -49,12 +41,3 @@ class Cholesky:
 
     def split(self, w: Tensor) -> Tensor:
         return torch.ones_like(w).tril(-1) + 0.5 * identity_like(w)
-
-    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        return self.factor(sigma), sigma.new_empty(0)
-
-    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
-        return gauge.gradient(dw, w, self.split(w))
-
-    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
-        return (0,)

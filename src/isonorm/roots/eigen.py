@@ -10,12 +10,10 @@ of any order stay finite.
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
-from . import gauge
+from .gauge import Gauge
 from .polar import Polar
 from .recurrence import identity_like, trace
 
@@ -146,7 +144,7 @@ class ZCA:
         return (b, d + 1, d)
 
 
-class PCA:
+class PCA(Gauge):
     """Λ^(-1/2)Dᵀ, eigenvalues downwards, each eigenvector's first element positive (DBN Section
     3.1).
 
@@ -154,12 +152,6 @@ class PCA:
     """
 
     name = "pca"
-
-    def on(self, device: torch.device) -> Self:
-        return self
-
-    def __call__(self, sigma: Tensor) -> Tensor:
-        return gauge.whiten(sigma, self)
 
     def factor(self, sigma: Tensor) -> Tensor:
         values, vectors = decompose(sigma)
@@ -180,12 +172,3 @@ class PCA:
         distinct = gap.abs() > resolution
         safe = torch.where(distinct, gap, torch.ones_like(gap))
         return torch.where(distinct, lj / safe, torch.zeros_like(gap)) + 0.5 * identity_like(w)
-
-    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        return self.factor(sigma), sigma.new_empty(0)
-
-    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
-        return gauge.gradient(dw, w, self.split(w))
-
-    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
-        return (0,)

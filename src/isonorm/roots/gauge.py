@@ -13,25 +13,39 @@ line.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Self
 
 import torch
 from torch import Tensor
 
 
-class Gauge(Protocol):
+class Gauge:
+    """A root given by how it factors Σ and by its R."""
+
+    name: str
+
     def factor(self, sigma: Tensor) -> Tensor:
         """W, computed without a graph."""
-        ...
+        raise NotImplementedError
 
     def split(self, w: Tensor) -> Tensor:
         """R, as a differentiable function of W."""
-        ...
+        raise NotImplementedError
 
+    def on(self, device: torch.device) -> Self:
+        return self
 
-def whiten(sigma: Tensor, method: Gauge) -> Tensor:
-    """W, differentiable to any order in reverse and forward mode."""
-    return _Whiten.apply(sigma, method)
+    def __call__(self, sigma: Tensor) -> Tensor:
+        return _Whiten.apply(sigma, self)
+
+    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        return self.factor(sigma), sigma.new_empty(0)  # W is memo enough
+
+    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
+        return gradient(dw, w, self.split(w))
+
+    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
+        return (0,)
 
 
 def gradient(dw: Tensor, w: Tensor, split: Tensor) -> Tensor:
