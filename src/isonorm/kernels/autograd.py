@@ -86,7 +86,7 @@ class _Explicit(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight, bias, color, *saved)
         count, _, _, w, memo = saved
-        ctx.mark_non_differentiable(count, w, memo)
+        ctx.mark_non_differentiable(w, memo, *(() if count is None else (count,)))
         return (y, *saved)
 
     @staticmethod
@@ -115,9 +115,10 @@ class _Explicit(torch.autograd.Function):
 def _forward_op(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, color: Tensor | None, plan: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    y, *saved = _forward(x, weight, bias, color, Plan.decode(plan))
-    # An operator's outputs may not share memory with one another or with its inputs.
-    return (y, *(t.clone() if t.numel() and t._is_view() else t for t in saved))  # type: ignore[return-value]
+    y, count, *saved = _forward(x, weight, bias, color, Plan.decode(plan))
+    # An operator's outputs may be neither None nor views of one another or of its inputs.
+    count = x.new_empty(0) if count is None else count
+    return (y, count, *(t.clone() if t.numel() and t._is_view() else t for t in saved))  # type: ignore[return-value]
 
 
 @_forward_op.register_fake
@@ -157,7 +158,7 @@ def _backward_op(
     memo: Tensor,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    saved = Saved(count, mean, cov, w, memo)
+    saved = Saved(count if count.numel() else None, mean, cov, w, memo)
     grads = _backward(dy, dmean, dcov, x, weight, bias, color, saved, Plan.decode(plan))
     return tuple(x.new_empty(0) if g is None else g for g in grads)  # type: ignore[return-value]
 

@@ -20,7 +20,7 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from types import ModuleType
 from typing import NamedTuple
@@ -31,13 +31,13 @@ from torch import Tensor
 from ..recovery import Affine, Coloring, Recovery
 from ..statistics import all_reduce, reduce_across, working_dtype
 from . import plain
-from .plan import Plan, Problem
+from .plan import Gradients, Plan, Problem
 
 
 class Saved(NamedTuple):
     """What forward leaves for backward and for the running estimates, packed."""
 
-    count: Tensor  # () the number of samples over all ranks, or empty where shapes alone tell it
+    count: Tensor | None  # () the number of samples over all ranks; None where shapes tell it
     mean: Tensor
     cov: Tensor
     w: Tensor
@@ -61,20 +61,20 @@ def forward(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Saved]:
     steps = _steps(plan)
     shapes = plan.problem_shapes(*x.shape)
     works = [steps.prepare(x, block, plan) for block, *_ in shapes]
-    measured = [steps.moments(work, plan) for work in works]
-    count = x.new_empty(0)
+    count = None
     if plan.group:
+        measured = [steps.moments(work, plan) for work in works]
         measured = reduce_across(plan.group, measured, plan.operation.centers)
         count = torch.as_tensor(measured[0].count)
+        solved = [steps.root(stats.cov, plan) for stats in measured]
+    else:
+        measured, solved = zip(*(steps.analyze(work, plan) for work in works), strict=True)
     y = torch.empty_like(x)
-    transforms, memos = [], []
-    for work, stats in zip(works, measured, strict=True):
-        w, memo = steps.root(stats.cov, plan)
+    for work, stats, (w, _) in zip(works, measured, solved, strict=True):
         steps.apply(work, y, stats.mean, w, recovery, plan)
-        transforms.append(w)
-        memos.append(memo)
     means, covs = [s.mean for s in measured], [s.cov for s in measured]
-    return y, Saved(count, pack(means), pack(covs), pack(transforms), pack(memos))
+    ws, memos = zip(*solved, strict=True)
+    return y, Saved(count, pack(means), pack(covs), pack(ws), pack(memos))
 
 
 def backward(
@@ -95,40 +95,41 @@ def backward(
     steps, dtype = _steps(plan), working_dtype(x)
     problems = list(unpack(saved, plan, *x.shape))
     works = [steps.prepare(x, p.block, plan) for p in problems]
-    local = [
-        steps.sums(work, dy, p, recovery, plan) for work, p in zip(works, problems, strict=True)
-    ]
     if not plan.operation.centers:
         dmean = None  # that mean is the constant zero
     extra = [grad.to(dtype) for grad in (dmean, dcov) if grad is not None]
-    total = local
-    if plan.group:
-        flat = all_reduce([t for s in local for t in s[:2]] + extra, plan.group)
-        total = [s._replace(f=flat[2 * i], outer=flat[2 * i + 1]) for i, s in enumerate(local)]
-        extra = flat[2 * len(problems) :]
-    dmeans = _unpack(extra.pop(0), [p.mean.shape for p in problems]) if dmean is not None else None
-    dcovs = _unpack(extra.pop(0), [p.cov.shape for p in problems]) if dcov is not None else None
+    grads: list[Gradients] = []
+    m: Tensor | int = max(problems[0].m, 1)  # an empty batch's gradients are zero in any case
+    if saved.count is None:
+        for work, p in zip(works, problems, strict=True):
+            grads.append(steps.differentiate(work, dy, p, recovery, plan, m))
+    else:
+        m = saved.count.to(dtype).clamp(min=1)
+        local = [
+            steps.sums(work, dy, p, recovery, plan) for work, p in zip(works, problems, strict=True)
+        ]
+        total = all_reduce([t for s in local for t in s[:2]] + extra, plan.group)
+        extra = total[2 * len(problems) :]
+        for i, (p, own) in enumerate(zip(problems, local, strict=True)):
+            shared = own._replace(f=total[2 * i], outer=total[2 * i + 1])
+            dweight, dbias = plain.parameter_gradients(p, own, recovery, plan)
+            both = plain.gradients(p, shared, recovery, plan, m)
+            grads.append(both._replace(dweight=dweight, dbias=dbias))
+    if dmean is not None:
+        for i, part in enumerate(_unpack(extra.pop(0), [p.mean.shape for p in problems])):
+            grads[i] = grads[i]._replace(shift=grads[i].shift + part / m)
+    if dcov is not None:
+        for i, part in enumerate(_unpack(extra.pop(0), [p.cov.shape for p in problems])):
+            grads[i] = grads[i]._replace(slope=grads[i].slope + (part + part.mT) / m)
 
     dx = torch.empty_like(x)
-    dweights, dbiases = [], []
-    for i, p in enumerate(problems):
-        # an empty batch has zero gradients, whatever it is divided by
-        m = saved.count.to(dtype).clamp(min=1) if saved.count.numel() else max(p.m, 1)
-        grads = steps.gradients(p, total[i], recovery, plan, m)
-        own = (grads.dweight, grads.dbias)
-        if plan.group:
-            own = plain.parameter_gradients(p, local[i], recovery, plan)
-        if dmeans is not None:
-            grads = grads._replace(shift=grads.shift + dmeans[i] / m)
-        if dcovs is not None:
-            grads = grads._replace(slope=grads.slope + (dcovs[i] + dcovs[i].mT) / m)
-        steps.backward_apply(works[i], dy, dx, p, grads, recovery, plan)
-        dweights.append(own[0])
-        dbiases.append(own[1])
-    return dx, _joined(recovery.gain, dweights), _joined(recovery.bias, dbiases)
+    for work, p, grad in zip(works, problems, grads, strict=True):
+        steps.backward_apply(work, dy, dx, p, grad, recovery, plan)
+    dweight = _joined(recovery.gain, [g.dweight for g in grads])
+    return dx, dweight, _joined(recovery.bias, [g.dbias for g in grads])
 
 
-def _joined(parameter: Tensor | None, parts: list[Tensor]) -> Tensor | None:
+def _joined(parameter: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor | None:
     """A parameter's gradient from its blocks'; a color's padding, never read, has none."""
     if parameter is None:
         return None
@@ -142,7 +143,7 @@ def _joined(parameter: Tensor | None, parts: list[Tensor]) -> Tensor | None:
     return torch.cat(padded).to(parameter.dtype)
 
 
-def pack(parts: list[Tensor]) -> Tensor:
+def pack(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([p.reshape(-1) for p in parts])
 
 

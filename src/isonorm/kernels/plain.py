@@ -58,6 +58,12 @@ def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     return method.forward(add_eps(cov, plan.eps))
 
 
+def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
+    """Steps 1 and 2, where no other rank has a part in them."""
+    statistics = moments(work, plan)
+    return statistics, root(statistics.cov, plan)
+
+
 def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
     """Step 3: y = A(x − μ) + β."""
     (block, ops), out = work, work.block.view(y)
@@ -120,6 +126,13 @@ def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | i
         shift = torch.bmm(a.mT, s.f.unsqueeze(-1)).squeeze(-1).div_(-m)
     dweight, dbias = parameter_gradients(p, s, recovery, plan)
     return Gradients(dweight, dbias, a, dsigma.mul_(2 / m), shift)
+
+
+def differentiate(
+    work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan, m: int
+) -> Gradients:
+    """Steps 4 and 5, where no other rank has a part in them."""
+    return gradients(p, sums(work, dy, p, recovery, plan), recovery, plan, m)
 
 
 def parameter_gradients(

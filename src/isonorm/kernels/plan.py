@@ -50,7 +50,6 @@ class Sums(NamedTuple):
     outer: Tensor  # (b, d, d) Σ dy(x − μ)ᵀ
     dweight: Tensor | None = None
     dbias: Tensor | None = None
-    coarse: bool = False  # whether the sums have bfloat16's accuracy, and more is wasted on them
 
 
 class Gradients(NamedTuple):

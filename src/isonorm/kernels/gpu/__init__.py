@@ -4,9 +4,10 @@
 them. This package is imported only when its backend is chosen.
 """
 
+from .steps import analyze as analyze
 from .steps import apply as apply
 from .steps import backward_apply as backward_apply
-from .steps import gradients as gradients
+from .steps import differentiate as differentiate
 from .steps import moments as moments
 from .steps import prepare as prepare
 from .steps import root as root

@@ -31,11 +31,9 @@ def _polynomial(b_z, b_eye, p_steps, k, QUINTIC: tl.constexpr, PRECISION: tl.con
 
 
 @triton.jit
-def _normalized(p_cov, i_group, size, eps, D: tl.constexpr, FROBENIUS: tl.constexpr):
+def _normalized(b_cov, diagonal, eps, FROBENIUS: tl.constexpr):
     """Σ_N = (Σ + εI)/s and s."""
-    o, m, diagonal = _matrix_offsets(i_group, size, D)
-    b_sigma = tl.load(p_cov + o, mask=m, other=0.0)
-    b_sigma += tl.where(diagonal & m, eps, 0.0)
+    b_sigma = b_cov + tl.where(diagonal, eps, 0.0)
     s = tl.sum(tl.sum(tl.where(diagonal, b_sigma, 0.0), 1), 0)
     if FROBENIUS:
         b_unit = b_sigma / s
@@ -49,42 +47,77 @@ def _keep(p_memo, slot, groups, size, o, m, b):
 
 
 @triton.jit
-def statistics_kernel(
-    p_first, p_second, p_pivot, p_mean, p_cov, count, channels, size,
-    D: tl.constexpr, DIAG: tl.constexpr, CENTER: tl.constexpr,
+def _statistics(
+    p_total, p_mean, p_cov, i_group, groups, count, channels, size,
+    D: tl.constexpr, CENTER: tl.constexpr,
 ):  # fmt: skip
-    """μ and Σ of a group from its sums about the pivot."""
-    i_group = tl.program_id(0)
+    """μ and Σ of a group from its sums about the pivot, which lies where μ will."""
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
-    b_delta = tl.load(p_first + i_group * D + i_channel) / count
-    b_mean = tl.load(p_pivot + i_group * D + i_channel) + b_delta
+    b_delta = tl.load(p_total + i_group * D + i_channel) / count
+    b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0) + b_delta
     if not CENTER:
         b_mean = tl.zeros_like(b_mean)
         b_delta = tl.zeros_like(b_delta)
+    tl.debug_barrier()  # every thread has read the pivot before any overwrites it
     tl.store(p_mean + i_global, b_mean, mask=m_channel)
-    if DIAG:
-        b_second = tl.load(p_second + i_group * D + i_channel) / count
-        tl.store(p_cov + i_global, b_second - b_delta * b_delta, mask=m_channel)
-    else:
-        o, m, _ = _matrix_offsets(i_group, size, D)
-        o_padded = i_group * D * D + i_channel[:, None] * D + i_channel[None, :]
-        b_second = tl.load(p_second + o_padded) / count
-        tl.store(p_cov + o, b_second - b_delta[:, None] * b_delta[None, :], mask=m)
+    o, m, _ = _matrix_offsets(i_group, size, D)
+    o_padded = groups * D + i_group * D * D + i_channel[:, None] * D + i_channel[None, :]
+    b_cov = tl.load(p_total + o_padded) / count - b_delta[:, None] * b_delta[None, :]
+    tl.store(p_cov + o, b_cov, mask=m)
+    return tl.where(m, b_cov, 0.0)
+
+
+@triton.jit
+def statistics_kernel(
+    p_total, p_mean, p_cov, count, channels, size, D: tl.constexpr, CENTER: tl.constexpr
+):
+    """μ and Σ of a group, for roots that have no kernel."""
+    i_group, groups = tl.program_id(0), tl.num_programs(0)
+    _statistics(p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, CENTER)
+
+
+@triton.jit
+def scale_kernel(
+    p_total, p_mean, p_cov, p_w, eps, count, channels, groups,
+    D: tl.constexpr, CENTER: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """μ, σ² and (σ² + ε)^(-1/2) of D channels standardized one by one."""
+    i_group = tl.program_id(0)
+    i_channel = i_group * D + tl.arange(0, D)
+    m = i_channel < channels
+    b_delta = tl.load(p_total + i_channel) / count
+    b_mean = tl.load(p_mean + i_channel, mask=m, other=0.0) + b_delta
+    if not CENTER:
+        b_mean = tl.zeros_like(b_mean)
+        b_delta = tl.zeros_like(b_delta)
+    tl.debug_barrier()
+    tl.store(p_mean + i_channel, b_mean, mask=m)
+    b_cov = tl.load(p_total + groups * D + i_channel) / count - b_delta * b_delta
+    tl.store(p_cov + i_channel, b_cov, mask=m)
+    if SCALE:
+        tl.store(p_w + i_channel, 1.0 / tl.sqrt(b_cov + eps), mask=m)
 
 
 @triton.jit
 def root_kernel(
-    p_cov, p_steps, p_w, p_memo, eps, size,
+    p_total, p_mean, p_cov, p_steps, p_w, p_memo, eps, count, channels, size,
+    SUMS: tl.constexpr, CENTER: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 2: W = P_T(Σ_N)/√s, and the trail."""
+    """Step 2: W = P_T(Σ_N)/√s, and the trail; from sums, μ and Σ on the way."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
-    b_z, s = _normalized(p_cov, i_group, size, eps, D, FROBENIUS)
+    if SUMS:
+        b_cov = _statistics(
+            p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, CENTER
+        )
+    else:
+        b_cov = tl.load(p_cov + o, mask=m, other=0.0)
+    b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
     b_p = b_eye
     if T > 0:
@@ -109,8 +142,8 @@ def root_kernel(
 
 @triton.jit
 def root_backward_kernel(
-    p_f, p_outer, f_stride, o_stride, o_row, p_cov, p_w, p_memo, p_steps, p_weight,
-    p_dweight, p_a, p_slope, p_shift, count, eps, channels, size,
+    p_total, p_cov, p_w, p_memo, p_steps, p_weight,
+    p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size,
     T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
     WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -120,9 +153,10 @@ def root_backward_kernel(
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
-    b_f = tl.load(p_f + i_group * f_stride + i_channel, mask=m_channel, other=0.0)
-    o_outer = i_group * o_stride + i_channel[:, None] * o_row + i_channel[None, :]
-    b_dw = tl.load(p_outer + o_outer, mask=m, other=0.0)
+    b_f = tl.load(p_total + i_group * D + i_channel)
+    tl.store(p_dbias + i_global, b_f, mask=m_channel)
+    o_outer = groups * D + i_group * D * D + i_channel[:, None] * D + i_channel[None, :]
+    b_dw = tl.load(p_total + o_outer, mask=m, other=0.0)
     b_w = tl.load(p_w + o, mask=m, other=0.0)
     tl.store(p_dweight + i_global, tl.sum(b_w * b_dw, 1), mask=m_channel)
     b_a = b_w
@@ -134,7 +168,8 @@ def root_backward_kernel(
     tl.store(p_shift + i_global, -tl.sum(b_a * b_f[:, None], 0) / count, mask=m_channel)
     inner = 0.5 * tl.sum(tl.sum(b_dw * b_w, 1), 0)
 
-    b_sigma, s = _normalized(p_cov, i_group, size, eps, D, FROBENIUS)
+    b_cov = tl.load(p_cov + o, mask=m, other=0.0)
+    b_sigma, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
     stride = groups * size * size
     b_dz = 0.5 * (b_dw + tl.trans(b_dw)) / tl.sqrt(s)
@@ -170,14 +205,15 @@ def root_backward_kernel(
 
 @triton.jit
 def scale_backward_kernel(
-    p_f, p_outer, p_w, p_weight, p_dweight, p_a, p_slope, p_shift, count, channels,
+    p_total, p_w, p_weight, p_dweight, p_dbias, p_a, p_slope, p_shift, count, channels, padded,
     BLOCK: tl.constexpr, WEIGHT: tl.constexpr, CENTER: tl.constexpr,
 ):  # fmt: skip
     """Step 5 for single channels, where W = (σ² + ε)^(-1/2) and dσ² = −½·dW·W³."""
     i_channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i_channel < channels
-    b_f = tl.load(p_f + i_channel, mask=m, other=0.0)
-    b_dw = tl.load(p_outer + i_channel, mask=m, other=0.0)
+    b_f = tl.load(p_total + i_channel, mask=m, other=0.0)
+    tl.store(p_dbias + i_channel, b_f, mask=m)
+    b_dw = tl.load(p_total + padded + i_channel, mask=m, other=0.0)
     b_w = tl.load(p_w + i_channel, mask=m, other=0.0)
     tl.store(p_dweight + i_channel, b_w * b_dw, mask=m)
     b_a = b_w

@@ -1,8 +1,8 @@
-"""Launching the kernels: the same six functions as ``kernels.plain``, for batch areas.
+"""Launching the kernels: the same functions as ``kernels.plain``, for batch areas.
 
-Forward is moments → sum of parts → statistics → root → apply; backward is sums → sum of parts →
-gradients → apply. The d × d work of roots without a kernel (Cholesky, PCA, groups above 64) is
-torch's.
+Forward is moments → sum of parts → root → apply; backward is sums → sum of parts → gradients →
+apply. Across ranks the statistics and the sums come out in between. The d × d work of roots without
+a kernel (Cholesky, PCA, groups above 64) is torch's.
 """
 
 from __future__ import annotations
@@ -135,16 +135,21 @@ def coefficients(steps: tuple, device: torch.device) -> Tensor:
     return torch.tensor(steps or [(0.0, 0.0, 0.0)], dtype=torch.float32, device=device)
 
 
-def _reduced(sums: Tensor, lay: Layout) -> tuple[Tensor, Tensor]:
-    """The (G, D) first and (G, D[, D]) second sums of all parts, added in a fixed order."""
-    total = sums.sum(0) if sums.shape[0] > 1 else sums[0]
-    first, second = total.split([lay.groups * lay.d, total.numel() - lay.groups * lay.d])
-    return first.view(lay.groups, lay.d), second.view(lay.groups, lay.d, -1)
+def _reduced(partial: Tensor) -> Tensor:
+    """The sums of all parts, added in a fixed order: (G, D) first ones, then (G, D[, D]) second."""
+    return partial.sum(0) if partial.shape[0] > 1 else partial
 
 
 def _empty_sums(x: Tensor, lay: Layout) -> Tensor:
     row = lay.groups * lay.d * (2 if lay.constants["DIAG"] else lay.d + 1)
     return x.new_empty((lay.reducing, row), dtype=torch.float32)
+
+
+def _whole(t: Tensor, block: Block, dim: int = 0) -> Tensor:
+    """A block's channels of a tensor; itself, without a call, where the block is all of them."""
+    if block.groups * block.size == t.shape[dim]:
+        return t
+    return t[block.channels] if dim == 0 else t[:, block.channels]
 
 
 class Work(NamedTuple):
@@ -156,49 +161,91 @@ class Work(NamedTuple):
 
 
 def prepare(x: Tensor, block: Block, plan: Plan) -> Work:
-    return Work(x, block, layout(x, block, plan))
+    return Work(_whole(x, block, 1), block, layout(x, block, plan))
+
+
+def _sums_about_pivot(work: Work, plan: Plan) -> tuple[int, Tensor, Tensor, Tensor | None]:
+    """m, the pivot (where μ will lie), room for Σ, and the sums; None of an empty batch."""
+    x, block, lay = work
+    b, d, m = plan.area.problem_shape(block, x.shape[0], x.shape[2])
+    mean, cov = (x.new_empty(shape, dtype=torch.float32) for shape in ((b, d), (b, d, d)))
+    if m == 0:
+        return m, mean.zero_(), cov.zero_(), None
+    partial = _empty_sums(x, lay)
+    launch(
+        stream.moments_kernel, (lay.groups, lay.reducing), x, partial, mean, *lay.arguments,
+        CENTER=plan.operation.centers, **lay.constants,
+    )  # fmt: skip
+    return m, mean, cov, _reduced(partial)
 
 
 def moments(work: Work, plan: Plan) -> Statistics:
     """Step 1."""
-    x, block, lay = work
-    b, d, m = plan.area.problem_shape(block, x.shape[0], x.shape[2])
-    mean, cov = (
-        x.new_empty((b, d), dtype=torch.float32),
-        x.new_empty((b, d, d), dtype=torch.float32),
-    )
-    if m == 0:
-        return Statistics(0, mean.zero_(), cov.zero_())
-    center = plan.operation.centers
-    partial = _empty_sums(x, lay)
-    pivot = x.new_empty((lay.groups, lay.d), dtype=torch.float32)
-    launch(
-        stream.moments_kernel, (lay.groups, lay.reducing),
-        x[:, block.channels], partial, pivot, *lay.arguments,
-        CENTER=center, **lay.constants,
-    )  # fmt: skip
-    first, second = _reduced(partial, lay)
-    launch(
-        roots.statistics_kernel, (lay.groups,),
-        first, second, pivot, mean, cov, m, lay.arguments[5], lay.size,
-        D=lay.d, DIAG=lay.constants["DIAG"], CENTER=center, num_warps=4,
-    )  # fmt: skip
+    lay = work.lay
+    m, mean, cov, total = _sums_about_pivot(work, plan)
+    if total is None:
+        return Statistics(0, mean, cov)
+    if lay.constants["DIAG"]:
+        _scale(work, mean, cov, cov, total, m, plan, scale=False)
+    else:
+        launch(
+            roots.statistics_kernel, (lay.groups,),
+            total, mean, cov, m, lay.arguments[5], lay.size,
+            D=lay.d, CENTER=plan.operation.centers, num_warps=4,
+        )  # fmt: skip
     return Statistics(m, mean, cov)
 
 
+def _scale(
+    work: Work, mean: Tensor, cov: Tensor, w: Tensor, total: Tensor, m: int, plan: Plan, scale: bool
+) -> None:
+    lay = work.lay
+    launch(
+        roots.scale_kernel, (lay.groups,),
+        total, mean, cov, w, plan.eps, m, lay.arguments[5], lay.groups,
+        D=lay.d, CENTER=plan.operation.centers, SCALE=scale, num_warps=2,
+    )  # fmt: skip
+
+
+def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
+    """Steps 1 and 2."""
+    diagonal = work.lay.constants["DIAG"]
+    if not diagonal and not plan.fuses_root(work.lay.size, work.x.device):
+        statistics = moments(work, plan)
+        return statistics, root(statistics.cov, plan)
+    m, mean, cov, total = _sums_about_pivot(work, plan)
+    if total is None:
+        return Statistics(0, mean, cov), root(cov, plan)
+    if diagonal:
+        w, memo = torch.empty_like(cov), cov.new_empty(0)
+        _scale(work, mean, cov, w, total, m, plan, scale=True)
+    else:
+        w, memo = _iterate(total, mean, cov, plan, m, work.lay.arguments[5])
+    return Statistics(m, mean, cov), (w, memo)
+
+
 def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Step 2."""
+    """Step 2 of statistics that came from all ranks."""
     b, d, _ = cov.shape
-    if not plan.fuses_root(d, cov.device):
-        w, memo = plain.root(cov, plan)
-        return w.contiguous(), memo
+    if plan.fuses_root(d, cov.device):
+        return _iterate(None, cov, cov, plan, 1, b * d)
+    w, memo = plain.root(cov, plan)
+    return w.contiguous(), memo
+
+
+def _iterate(
+    total: Tensor | None, mean: Tensor, cov: Tensor, plan: Plan, m: int, channels: int
+) -> tuple[Tensor, Tensor]:
+    """W and the memo, from Σ or, on the way through μ and Σ, from sums."""
+    b, d, _ = cov.shape
     recurrence = plan.root(d, cov.device)
     assert isinstance(recurrence, Recurrence)
-    w = torch.empty_like(cov)
-    memo = cov.new_empty(plan.memo_shape(b, d, cov.device))
+    w, memo = torch.empty_like(cov), cov.new_empty(plan.memo_shape(b, d, cov.device))
     launch(
         roots.root_kernel, (b,),
-        cov, coefficients(recurrence.steps, cov.device), w, memo, plan.eps, d,
+        cov if total is None else total, mean, cov, coefficients(recurrence.steps, cov.device),
+        w, memo, plan.eps, m, channels, d,
+        SUMS=total is not None, CENTER=plan.operation.centers,
         T=len(recurrence.steps), **_root_constants(recurrence, d, "tf32x3"),
     )  # fmt: skip
     return w, memo
@@ -221,90 +268,87 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
     x, block, lay = work
     if x.numel() == 0:
         return
-    weight, bias = (
-        None if t is None else t[block.channels] for t in (recovery.gain, recovery.bias)
-    )
+    weight, bias = (None if t is None else _whole(t, block) for t in (recovery.gain, recovery.bias))
     launch(
-        stream.apply_kernel, (lay.groups, lay.applying),
-        x[:, block.channels], y[:, block.channels], w, mean,
+        stream.apply_kernel, (lay.groups, lay.applying), x, _whole(y, block, 1), w, mean,
         mean if weight is None else weight, mean if bias is None else bias,
         *lay.arguments, WEIGHT=weight is not None, BIAS=bias is not None, **lay.constants,
     )  # fmt: skip
 
 
-def _like(dy: Tensor, x: Tensor) -> Tensor:
-    """dy with x's strides, which the kernels walk both by."""
-    return dy if dy.stride() == x.stride() else torch.empty_like(x).copy_(dy)
+def _gradient(dy: Tensor, work: Work) -> Tensor:
+    """dy's channels of the block with x's strides, which the kernels walk both by."""
+    dy = _whole(dy, work.block, 1)
+    return dy if dy.stride() == work.x.stride() else torch.empty_like(work.x).copy_(dy)
+
+
+def _backward_sums(work: Work, dy: Tensor, mean: Tensor) -> Tensor:
+    x, _, lay = work
+    partial = _empty_sums(x, lay)
+    launch(
+        stream.backward_sums_kernel, (lay.groups, lay.reducing),
+        x, _gradient(dy, work), mean, partial, *lay.arguments, **lay.constants,
+    )  # fmt: skip
+    return _reduced(partial)
 
 
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4."""
-    x, _, lay = work
+    lay = work.lay
     if p.m == 0:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov))
-    partial = _empty_sums(x, lay)
-    here = p.block.channels
-    launch(
-        stream.backward_sums_kernel,
-        (lay.groups, lay.reducing),
-        x[:, here],
-        _like(dy, x)[:, here],
-        p.mean,
-        partial,
-        *lay.arguments,
-        **lay.constants,
-    )
-    first, second = _reduced(partial, lay)
+    total = _backward_sums(work, dy, p.mean).view(-1)
+    first, second = total[: lay.groups * lay.d], total[lay.groups * lay.d :]
     if lay.constants["DIAG"]:
-        return Sums(first.view(-1)[: p.b, None], second.view(-1)[: p.b, None, None])
-    coarse = x.dtype == torch.bfloat16 and plan.operation.method == "newton"
-    return Sums(first[:, : p.d], second[:, : p.d, : p.d], coarse=coarse)
+        return Sums(first[: p.b].view(p.b, 1), second[: p.b].view(p.b, 1, 1))
+    f, outer = first.view(lay.groups, lay.d), second.view(lay.groups, lay.d, lay.d)
+    return Sums(f[:, : p.d].contiguous(), outer[:, : p.d, : p.d].contiguous())
 
 
-def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
-    """Step 5."""
-    fused = plan.fuses_root(p.d, p.w.device)
-    if isinstance(m, Tensor) or ("d" in plan.area.roles and not fused):
-        return plain.gradients(p, _contiguous(s), recovery, plan, m)
-    weight = None if recovery.gain is None else recovery.gain[p.block.channels]
-    dweight = p.w.new_empty(p.b * p.d)
+def differentiate(
+    work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan, m: int
+) -> Gradients:
+    """Steps 4 and 5."""
+    lay, diagonal = work.lay, work.lay.constants["DIAG"]
+    if p.m == 0 or not (diagonal or plan.fuses_root(p.d, p.w.device)):
+        return plain.gradients(p, sums(work, dy, p, recovery, plan), recovery, plan, m)
+    total = _backward_sums(work, dy, p.mean)
+    weight = None if recovery.gain is None else _whole(recovery.gain, work.block)
+    dweight, dbias = p.w.new_empty((2, p.b * p.d)).unbind()
     a, slope, shift = torch.empty_like(p.w), torch.empty_like(p.w), torch.empty_like(p.mean)
-    if fused:
-        recurrence = plan.root(p.d, p.w.device)
-        assert isinstance(recurrence, Recurrence)
-        launch(
-            roots.root_backward_kernel, (p.b,),
-            s.f, s.outer, s.f.stride(0), s.outer.stride(0), s.outer.stride(1), p.cov, p.w, p.memo,
-            coefficients(recurrence.steps, p.w.device), dweight if weight is None else weight,
-            dweight, a, slope, shift, m, plan.eps, p.b * p.d, p.d,
-            T=len(recurrence.steps), WEIGHT=weight is not None,
-            **_root_constants(recurrence, p.d, "tf32" if s.coarse else "tf32x3"),
-        )  # fmt: skip
-    else:
+    if diagonal:
         launch(
             roots.scale_backward_kernel, (triton.cdiv(p.b, 256),),
-            s.f, s.outer, p.w, dweight if weight is None else weight, dweight, a, slope, shift,
-            m, p.b,
+            total, p.w, dweight if weight is None else weight, dweight, dbias, a, slope, shift,
+            m, p.b, lay.groups * lay.d,
             BLOCK=256, WEIGHT=weight is not None, CENTER=plan.operation.centers, num_warps=2,
         )  # fmt: skip
-    return Gradients(dweight, s.f.reshape(-1), a, slope, shift)
-
-
-def _contiguous(s: Sums) -> Sums:
-    return Sums(s.f.contiguous(), s.outer.contiguous())
+    else:
+        recurrence = plan.root(p.d, p.w.device)
+        assert isinstance(recurrence, Recurrence)
+        # The sums have bfloat16's accuracy: what is made of them needs no more than TF32's.
+        coarse = work.x.dtype == torch.bfloat16 and plan.operation.method == "newton"
+        launch(
+            roots.root_backward_kernel, (p.b,),
+            total, p.cov, p.w, p.memo, coefficients(recurrence.steps, p.w.device),
+            dweight if weight is None else weight, dweight, dbias, a, slope, shift,
+            m, plan.eps, p.b * p.d, p.d,
+            T=len(recurrence.steps), WEIGHT=weight is not None,
+            **_root_constants(recurrence, p.d, "tf32" if coarse else "tf32x3"),
+        )  # fmt: skip
+    return Gradients(dweight, dbias, a, slope, shift)
 
 
 def backward_apply(
     work: Work, dy: Tensor, dx: Tensor, p: Problem, grads: Gradients, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 6."""
-    x, _, lay = work
+    x, block, lay = work
     if x.numel() == 0:
         return
-    here = p.block.channels
     launch(
         stream.backward_apply_kernel, (lay.groups, lay.applying),
-        x[:, here], _like(dy, x)[:, here], dx[:, here],
+        x, _gradient(dy, work), _whole(dx, block, 1),
         grads.a.contiguous(), grads.slope.contiguous(), p.mean, grads.shift,
         *lay.arguments, **lay.constants,
     )  # fmt: skip

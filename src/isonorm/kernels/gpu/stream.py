@@ -105,7 +105,7 @@ def moments_kernel(
 
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
     if i_part == 0:
-        tl.store(p_pivot + i_group * D + i_channel, b_pivot)
+        tl.store(p_pivot + i_group * size + i_channel, b_pivot, mask=m_channel)
 
 
 @triton.jit
