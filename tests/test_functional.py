@@ -556,6 +556,20 @@ WRONG = {
             "statistics": Statistics(8, torch.zeros(1, 2), torch.zeros(1, 2, 2)),
         },
     ),
+    "statistics of more groups": (
+        ValueError,
+        "statistics do not fit",
+        {
+            "operation": "whiten",
+            "statistics": Statistics(8, torch.zeros(2, 7), torch.zeros(2, 7, 7)),
+        },
+    ),
+    "a coloring of other groups": (
+        ValueError,
+        r"color must have shape \(1, 6, 6\).*got \(2, 3, 3\)",
+        {"operation": "whiten", "recovery": Coloring(torch.zeros(2, 3, 3), None)},
+    ),
+    "eps that is no number": (ValueError, "eps must be a number ≥ 0; got 'a'", {"eps": "a"}),
     "no process group": (
         ValueError,
         "process_group must be a torch",

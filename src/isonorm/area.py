@@ -36,13 +36,20 @@ class Block(NamedTuple):
 
     def view(self, x: Tensor) -> Tensor:
         """The (N, K, c, S) view of this block of an (N, C, S) tensor."""
-        n, channels, s = x.shape
-        part = x if self.groups * self.size == channels else x[:, self.channels]
-        return part.view(n, self.groups, self.size, s)
+        part = x if self.groups * self.size == x.shape[1] else x[:, self.channels]
+        return part.unflatten(1, (self.groups, self.size))
 
     def per_channel(self, vector: Tensor) -> Tensor:
         """A (C,) vector, cut to this block and shaped to broadcast over (N, K, c, S)."""
         return vector[self.channels].view(1, self.groups, self.size, 1)
+
+
+class Place(NamedTuple):
+    """A block, the rows of its problems among all, and their number of features."""
+
+    block: Block
+    rows: slice
+    d: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,15 @@ class Area:
         for role, n in zip(self.roles, (batch, block.groups, block.size, positions), strict=True):
             size[role] *= n
         return size["b"], size["d"], size["m"]
+
+    def places(self, batch: int, channels: int, positions: int) -> list[Place]:
+        """Where each block's problems lie among those of the whole input, (b, d[, d])."""
+        found, start = [], 0
+        for block in self.partition(channels):
+            b, d, _ = self.problem_shape(block, batch, positions)
+            found.append(Place(block, slice(start, start + b), d))
+            start = start + b  # a tracer's sizes are tensors, which += would change behind us
+        return found
 
     def statistic_shape(self, view_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a per-problem, per-feature number that broadcasts against an (N, K, c, S)

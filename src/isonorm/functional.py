@@ -8,6 +8,8 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,7 @@ from .statistics import (
     is_shared,
     join_matrices,
     join_vectors,
+    no_autocast,
     working_dtype,
 )
 
@@ -80,9 +83,9 @@ def iter_norm(
 ) -> tuple[Tensor, Statistics]:
     """Iterative Normalization (Huang et al. 2019, Algorithm 1) of a batch, in groups of channels.
 
-    >>> x = torch.randn(32, 6) @ torch.randn(6, 6)
-    >>> y, _ = iter_norm(x, num_iters=30)
-    >>> torch.allclose(y.T @ y / 32, torch.eye(6), atol=1e-2)
+    >>> x = torch.randn(256, 6) * torch.tensor([0.5, 1, 1, 2, 3, 4]) + 7
+    >>> y, _ = iter_norm(x, num_iters=12)
+    >>> torch.allclose(y.T @ y / 256, torch.eye(6), atol=1e-2)
     True
     """
     whiten = operations.whiten("newton", num_iters)
@@ -130,7 +133,8 @@ def normalize_with_transform(
     check_input(x, residual)
     check_composition(area, operation)
     recovery = Affine(None, None) if recovery is None else recovery
-    check_options(x.shape[1], recovery, eps, act)
+    check_options(eps, act)
+    check_recovery(recovery, area, x.shape[1])
     group = group if is_shared(group) else ""
     if group:
         check_synchronizable(area, operation)
@@ -146,7 +150,7 @@ def normalize_with_transform(
         y, statistics, transform = _explicit(flat, recovery, plan)
     else:
         y, statistics, transform = reference.run(flat, recovery, plan, statistics)
-    y = y.view(x.shape) if y.stride() == flat.stride() else like_input(y.reshape(x.shape), x)
+    y = like_input(y.reshape(x.shape), x)
     return Result(finish(y, act, residual), statistics, transform)
 
 
@@ -200,7 +204,14 @@ def check_synchronizable(area: Area, operation: Operation) -> None:
         )
 
 
-def check_options(channels: int, recovery: Recovery, eps: float, act: str | None) -> None:
+def check_options(eps: float, act: str | None) -> None:
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < inf:
+        raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
+    if act is not None and act not in ACTIVATIONS:
+        raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
+
+
+def check_recovery(recovery: Recovery, area: Area, channels: int) -> None:
     if not isinstance(recovery, Affine | Coloring):
         raise TypeError(
             "recovery must be None, isonorm.recovery.Affine(weight, bias) or Coloring(color, bias);"
@@ -213,10 +224,14 @@ def check_options(channels: int, recovery: Recovery, eps: float, act: str | None
                 f"{name} must have shape ({channels},), one number a channel; "
                 f"got {tuple(vector.shape)}."
             )
-    if not eps >= 0:
-        raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
-    if act is not None and act not in ACTIVATIONS:
-        raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
+    if isinstance(recovery, Coloring):
+        blocks = area.partition(channels)
+        expected = (sum(block.groups for block in blocks), blocks[0].size, blocks[0].size)
+        if recovery.color.shape != expected:
+            raise ValueError(
+                f"color must have shape {expected}, a matrix for each group of channels of area "
+                f"{area!r}; got {tuple(recovery.color.shape)}."
+            )
 
 
 def check_count(flat: Tensor, plan: Plan, statistics: Statistics | None) -> None:
@@ -245,7 +260,7 @@ def _explicit(x: Tensor, recovery: Recovery, plan: Plan) -> Result:
     weight = recovery.weight if isinstance(recovery, Affine) else None
     y, saved = autograd.run(x, weight, recovery.bias, color, plan)
     problems = list(explicit.unpack(saved, plan, *x.shape))
-    count = saved.count if plan.group else problems[0].m
+    count = problems[0].m if saved.count is None or not plan.group else saved.count
     statistics = Statistics(
         count, join_vectors([p.mean for p in problems]), join_matrices([p.cov for p in problems])
     )
@@ -255,7 +270,7 @@ def _explicit(x: Tensor, recovery: Recovery, plan: Plan) -> Result:
 def _recover(y: Tensor, recovery: Recovery, area: Area) -> Tensor:
     """Ψ on an (N, C, S) tensor that Φ has already normalized."""
     dtype = working_dtype(y)
-    with torch.autocast(y.device.type, enabled=False):
+    with no_autocast(y):
         parts = [
             recovery.scale(b.view(y).to(dtype), b).flatten(1, 2) for b in area.partition(y.shape[1])
         ]
@@ -282,12 +297,10 @@ def apply_transform(
     """
     check_input(x, residual)
     flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
-    outputs, start = [], 0
-    with torch.autocast(x.device.type, enabled=False):
-        for block in area.partition(flat.shape[1]):
-            b, d, _ = area.problem_shape(block, 1, 1)
-            w, mu = transform[start : start + b, :d, :d], mean[start : start + b, :d]
-            start += b
+    outputs = []
+    with no_autocast(x):
+        for block, rows, d in area.places(1, flat.shape[1], 1):
+            w, mu = transform[rows, :d, :d], mean[rows, :d]
             dtype = torch.promote_types(w.dtype, working_dtype(x))
             w, mu = w.to(dtype), mu.to(dtype)
             view = block.view(flat).to(dtype)
@@ -313,13 +326,10 @@ def _product(matrix: Tensor, view: Tensor, has_positions: bool) -> Tensor:
 
 
 def like_input(y: Tensor, x: Tensor) -> Tensor:
-    """y in x's memory format: channels_last stays channels_last, anything else becomes
-    contiguous.
-    """
-    if transforms_active():
+    """y in x's memory format: its strides, or where x has gaps, those it would have without."""
+    if transforms_active() or y.stride() == x.stride():
         return y  # inside a transform strides are the transform's business
-    if not x.is_contiguous():
-        for dim, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-            if x.dim() == dim and x.is_contiguous(memory_format=memory_format):
-                return y.contiguous(memory_format=memory_format)
-    return y.contiguous()
+    if x.is_contiguous():
+        return y.contiguous()
+    like = torch.empty_like(x)
+    return y if y.stride() == like.stride() else like.copy_(y)

@@ -9,6 +9,7 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ class Statistics(NamedTuple):
 
     ``cov`` is the biased covariance (divided by ``count``), without eps. Where a normalization does
     not center, ``mean`` is zero and ``cov`` the second moment; where it only centers, ``cov`` is
-    empty.
+    one.
     """
 
     count: Tensor | int
@@ -45,6 +46,13 @@ def working_dtype(x: Tensor) -> torch.dtype:
     everything else.
     """
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager:
+    """The statistics' own precision, whatever is asked for outside; a meta tensor has none."""
+    if x.is_meta:
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def merge(left: Statistics, right: Statistics) -> Statistics:
@@ -109,20 +117,18 @@ def split_statistics(
     statistics: Statistics, area: Area, batch: int, channels: int, positions: int
 ) -> list[Statistics]:
     """The statistics of each block of an (N, C, S) input, without padding."""
-    parts, start = [], 0
-    for block in area.partition(channels):
-        b, d, _ = area.problem_shape(block, batch, positions)
-        rows = slice(start, start + b)
-        mean, cov = statistics.mean[rows, :d], statistics.cov[rows, :d, :d]
-        if mean.shape != (b, d) or cov.shape != (b, d, d):
-            raise ValueError(
-                f"statistics do not fit area {area!r} of an input with {channels} channels: "
-                f"expected mean {(b, d)} and "
-                f"cov {(b, d, d)} from row {start}; got {tuple(mean.shape)} and {tuple(cov.shape)}."
-            )
-        parts.append(Statistics(statistics.count, mean, cov))
-        start += b
-    return parts
+    places = area.places(batch, channels, positions)
+    b, d = places[-1].rows.stop, places[0].d
+    if statistics.mean.shape != (b, d) or statistics.cov.shape != (b, d, d):
+        raise ValueError(
+            f"statistics do not fit area {area!r} of an input with {channels} channels: expected "
+            f"mean {(b, d)} and cov {(b, d, d)}; got {tuple(statistics.mean.shape)} and "
+            f"{tuple(statistics.cov.shape)}."
+        )
+    return [
+        Statistics(statistics.count, statistics.mean[rows, :d], statistics.cov[rows, :d, :d])
+        for _, rows, d in places
+    ]
 
 
 def group_name(process_group: dist.ProcessGroup | str | None) -> str:
@@ -184,9 +190,7 @@ class _AllReduce(torch.autograd.Function):
 
 
 def all_reduce(tensors: list[Tensor], name: str) -> list[Tensor]:
-    """Sums of several tensors over ranks in one collective, differentiable, in the dtype of the
-    first.
-    """
+    """Sums of several tensors over ranks in one collective, differentiable."""
     packed = torch.cat([t.reshape(-1) for t in tensors])
     parts = _AllReduce.apply(packed, name).split([t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]

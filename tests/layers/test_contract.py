@@ -267,3 +267,28 @@ def test_activation_and_residual(case, draw, training, act):
     assert torch.equal(copy.deepcopy(layer)(x), function[act](y))
     assert torch.equal(layer(x, residual), function[act](y + residual))
     assert torch.equal(plain(x, residual), y + residual)
+
+
+@MODES
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda x: x.to(memory_format=torch.channels_last)[:, :, 1:], id="cropped"),
+        pytest.param(lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), id="transposed"),
+        pytest.param(lambda x: x.repeat(1, 2, 1, 1)[:, ::2], id="sliced"),
+    ],
+)
+def test_memory_format_of_unusual_inputs(case, draw, training, make):
+    """The input's own strides, or those it would have without gaps."""
+    x = make(draw(6, 12, 5, 4))
+    assert prepared(case, draw, training)(x).stride() == torch.empty_like(x).stride()
+
+
+@MODES
+def test_no_positions(case, draw, training):
+    layer = prepared(case, draw, training)
+    x = torch.empty(4, 12, 0, 3, requires_grad=True)
+    y = layer(x)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape

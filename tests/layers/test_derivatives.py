@@ -191,3 +191,17 @@ def test_hessian_vector_product(case, draw):
         return torch.autograd.grad(loss(x), x)[0]
 
     torch.testing.assert_close(found, difference(gradient, x, direction), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["iternorm", "batchnorm"])
+def test_a_layer_used_twice_has_the_same_gradients_with_a_graph(name, draw):
+    """With a graph, gradients come from the reference; they must not run on into the first use."""
+    layer = isonorm.create_norm(name, 12, dtype=torch.float64)
+    x, mix = draw(8, 12, dtype=torch.float64).requires_grad_(), draw(12, 12, dtype=torch.float64)
+    wanted = [x, *layer.parameters()]
+    results = [
+        torch.autograd.grad(layer(layer(x) @ mix).pow(3).sum(), wanted, create_graph=create_graph)
+        for create_graph in (False, True)
+    ]
+    for plain, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, plain, rtol=1e-10, atol=1e-10)

@@ -42,17 +42,21 @@ def wrong(build, given, error=ValueError, id=None):
         wrong(partial(DBN, 12, method="svd"), "got 'svd'", id="method='svd'"),
         *(
             wrong(partial(IterNorm, 12, eps=v), f"got {v!r}", id=f"eps={v!r}")
-            for v in (-1e-5, NAN, "small", None)
+            for v in (-1e-5, NAN, float("inf"), "small", None, True)
         ),
         *(
             wrong(partial(IterNorm, 12, momentum=v), f"got {v!r}", id=f"momentum={v!r}")
-            for v in (-0.1, 1.5, NAN, "0.1")
+            for v in (-0.1, 1.5, NAN, "0.1", True)
         ),
         wrong(partial(IterNorm, 12, act="gelu"), "got 'gelu'", id="act='gelu'"),
         wrong(partial(IterNorm, 12, act=torch.relu), "got <", id="act=function"),
         wrong(partial(IterNorm, 12, running="both"), "got 'both'", id="running='both'"),
         wrong(partial(IterNorm, 12, process_group=5), "got 5", id="process_group=5"),
         wrong(partial(IterNorm, 12, dtype=torch.int64), "torch.int64", TypeError),
+        *(
+            wrong(partial(Normalize, 12, area="layer", **{name: v}), "no statistics", id=name)
+            for name, v in (("momentum", 0.5), ("running", "whitening"), ("check_finite", True))
+        ),
         wrong(partial(Normalize, 12, area="pixel"), "got 'pixel'", id="area='pixel'"),
         wrong(partial(Normalize, 12, area="group"), "area='group'"),
         wrong(partial(Normalize, 12, area=3), "got 3", id="area=3"),

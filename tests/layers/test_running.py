@@ -66,7 +66,7 @@ def test_covariance_mode_averages_unbiased_covariances_from_the_identity(draw):
 def test_whitening_mode_averages_whitening_matrices(draw):
     """IterNorm Eq. 8."""
     layer = isonorm.IterNorm(12, group_size=5, momentum=0.3, running="whitening", **WIDE)
-    assert not hasattr(layer, "running_cov")
+    assert layer.running_cov is None
     w = torch.eye(5, **WIDE).repeat(3, 1, 1)
     for _ in range(3):
         x = draw(6, 12, 4, 3, **WIDE)

@@ -195,3 +195,32 @@ def test_checkpointing_updates_statistics_once(case, draw, reentrant):
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
     assert_same_state(model, plain)
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda layer: pickle.loads(pickle.dumps(layer)), id="pickle"),
+    ],
+)
+def test_a_copy_notices_what_was_written_before_it_was_made(draw, duplicate):
+    layer = isonorm.IterNorm(12, group_size=5)
+    x = draw(6, 12)
+    layer(x)
+    layer.eval()
+    layer.running_cov.mul_(9)
+    torch.testing.assert_close(duplicate(layer)(x), layer(x))
+
+
+def test_a_transform_notices_what_was_written(draw):
+    layer = isonorm.IterNorm(12, group_size=5).eval()
+    layer.running_cov.mul_(9)
+    x = draw(3, 4, 12)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), torch.stack([layer(part) for part in x]))
+
+
+def test_meta_tensors_pass_through(case):
+    for training in (True, False):
+        layer = case.make(device="meta").train(training)
+        assert layer(torch.empty(4, 12, 5, 3, device="meta")).shape == (4, 12, 5, 3)

@@ -180,3 +180,12 @@ def test_derivative_at_repeated_eigenvalues(rotated, spectral_gradient, explicit
 def test_gradcheck(num_iters, rotated, assert_gradcheck):
     sigma = rotated(torch.tensor([[1.0, 0.5, 0.1], [0.7, 0.7, 0.2]], dtype=torch.float64))
     assert_gradcheck(Newton(num_iters), sigma)
+
+
+@pytest.mark.parametrize("small", [1e-8, 1e-5])
+def test_more_steps_never_whiten_less(small):
+    """One direction dominates: ‖Z − I‖ cannot show the progress of the others."""
+    sigma = torch.diag(torch.tensor([1.0, small, small, small])).unsqueeze(0)
+    stretched = [Newton(t)(sigma)[0, 1, 1].item() for t in (1, 5, 13, 14, 15, 20, 40, 100)]
+    assert stretched == sorted(stretched)
+    assert stretched[-1] == pytest.approx(small**-0.5, rel=1e-3)

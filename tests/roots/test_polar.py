@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from isonorm.roots import polar
 from isonorm.roots.polar import DEFAULT_STEPS, SPECTRAL_BOUND, Polar, minimax_steps
 from isonorm.roots.recurrence import Step
 
@@ -217,3 +218,23 @@ def test_derivative_is_the_divided_difference(
 def test_gradcheck(num_iters, rotated, assert_gradcheck):
     sigma = rotated(torch.tensor([[1.0, 0.5, 0.1], [0.7, 0.7, 0.2]], dtype=torch.float64))
     assert_gradcheck(Polar(num_iters), sigma)
+
+
+@pytest.mark.parametrize(("d", "m", "scale"), [(16, 8, 1.0), (64, 32, 1.0), (64, 8, 1e3)])
+def test_float32_derivative_with_fewer_samples_than_features(d, m, scale, explicit_gradient):
+    """The null directions of Σ have W of about ε^(-1/2), and derivatives of its cube."""
+    samples = scale * torch.randn(d, m, dtype=torch.float64)
+    sigma = (samples @ samples.mT / m + 1e-5 * torch.eye(d, dtype=torch.float64)).unsqueeze(0)
+    dw = torch.randn_like(sigma)
+    root = Polar()
+    expected = explicit_gradient(root, sigma.float().double(), dw.float().double())
+    found = explicit_gradient(root, sigma.float(), dw.float())
+    torch.testing.assert_close(
+        found.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max()
+    )
+
+
+def test_coefficients_do_not_need_a_device(monkeypatch):
+    monkeypatch.setattr(polar, "_minimax_steps", polar._minimax_steps.__wrapped__)
+    with torch.device("meta"):
+        assert Polar(5).steps == minimax_steps(5)

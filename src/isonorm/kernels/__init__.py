@@ -47,7 +47,9 @@ _requested = _checked(os.environ.get("ISONORM_BACKEND", "auto"), "ISONORM_BACKEN
 def backend(name: str) -> Iterator[None]:
     """Runs the block with one implementation: "auto", "reference", "torch" or "triton".
 
-    An implementation that was asked for by name runs, or the call raises with the reason.
+    "reference" always runs; "triton" runs, or the call raises with the reason; "torch" leaves to
+    the reference what only that can do (``choose`` tells). The choice is the process's, as
+    ``torch.set_float32_matmul_precision`` is, not the thread's.
 
     >>> from isonorm import area, operation
     >>> with backend("reference"):

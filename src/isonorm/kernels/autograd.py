@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..statistics import no_autocast, working_dtype
 from . import explicit, reference
 from .explicit import Saved, recovery_of
-from .plan import Plan
+from .plan import Plan, pack
 
 
 def run(
@@ -30,14 +31,14 @@ def run(
     return y, Saved(*saved)
 
 
-def _forward(x, weight, bias, color, plan: Plan) -> tuple[Tensor, ...]:
-    with torch.autocast(x.device.type, enabled=False):
+def _forward(x, weight, bias, color, plan: Plan) -> tuple[Tensor | None, ...]:
+    with no_autocast(x):
         y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan)
     return (y, *saved)
 
 
 def _backward(dy, dmean, dcov, x, weight, bias, color, saved: Saved, plan: Plan):
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         return explicit.backward(dy, dmean, dcov, x, recovery_of(weight, bias, color), saved, plan)
 
 
@@ -53,29 +54,31 @@ def _is_batched(grad: Tensor | None) -> bool:
 
 def _differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan: Plan):
     """The same gradients as a graph, by differentiating the reference."""
-    inputs = [t for t in (x, weight, bias, color) if t is not None]
-    if not any(t.requires_grad for t in inputs):
-        raise RuntimeError(
-            "nothing to differentiate: no input of this normalization requires a gradient."
-        )
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        outputs = reference.run_packed(x, recovery_of(weight, bias, color), plan)
+        # Aliases: a gradient asked of x itself would run on, through x's history, into parameters
+        # that an earlier layer shares with this one.
+        own = [None if t is None else t.view_as(t) for t in (x, weight, bias, color)]
+        wanted = [i for i, t in enumerate(own) if t is not None and t.requires_grad]
+        if not wanted:
+            raise RuntimeError(
+                "nothing to differentiate: no input of this normalization requires a gradient."
+            )
+        outputs = reference.run_packed(own[0], recovery_of(*own[1:]), plan)  # type: ignore[arg-type]
     pairs = [
         (o, g)
         for o, g in zip(outputs, (dy, dmean, dcov), strict=True)
         if g is not None and o.requires_grad
     ]
-    wanted = [t for t in inputs if t.requires_grad]
     grads = torch.autograd.grad(
         [o for o, _ in pairs],
-        wanted,
+        [t for i in wanted if (t := own[i]) is not None],
         [g for _, g in pairs],
         create_graph=create_graph,
         allow_unused=True,
     )
-    found = dict(zip(map(id, wanted), grads, strict=True))
-    return tuple(None if t is None else found.get(id(t)) for t in (x, weight, bias, color))
+    found = dict(zip(wanted, grads, strict=True))
+    return tuple(found.get(i) for i in range(len(own)))
 
 
 class _Explicit(torch.autograd.Function):
@@ -116,19 +119,23 @@ def _forward_op(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, color: Tensor | None, plan: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     y, count, *saved = _forward(x, weight, bias, color, Plan.decode(plan))
-    # An operator's outputs may be neither None nor views of one another or of its inputs.
     count = x.new_empty(0) if count is None else count
-    return (y, count, *(t.clone() if t.numel() and t._is_view() else t for t in saved))  # type: ignore[return-value]
+    return (y, count, *map(_owned, saved))  # type: ignore[return-value]
+
+
+def _owned(t: Tensor) -> Tensor:
+    """As an operator's output must be: contiguous, as its fake says, and nobody's view."""
+    return t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous()
 
 
 @_forward_op.register_fake
 def _(x, weight, bias, color, plan):
     decoded = Plan.decode(plan)
     shapes = decoded.problem_shapes(*x.shape)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = working_dtype(x)
 
     def packed(*shapes: tuple[int, ...]) -> Tensor:
-        return explicit.pack([x.new_empty(shape, dtype=dtype) for shape in shapes])
+        return pack([x.new_empty(shape, dtype=dtype) for shape in shapes])
 
     count = x.new_empty((), dtype=torch.float64) if decoded.group else x.new_empty(0)
     square = [(b, d, d) for _, b, d, _ in shapes]

@@ -21,7 +21,6 @@ Index legend: b problems, d features, m samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from types import ModuleType
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ from torch import Tensor
 from ..recovery import Affine, Coloring, Recovery
 from ..statistics import all_reduce, reduce_across, working_dtype
 from . import plain
-from .plan import Gradients, Plan, Problem
+from .plan import Gradients, Plan, Problem, cut, pack
 
 
 class Saved(NamedTuple):
@@ -116,10 +115,10 @@ def backward(
             both = plain.gradients(p, shared, recovery, plan, m)
             grads.append(both._replace(dweight=dweight, dbias=dbias))
     if dmean is not None:
-        for i, part in enumerate(_unpack(extra.pop(0), [p.mean.shape for p in problems])):
+        for i, part in enumerate(cut(extra.pop(0), [p.mean.shape for p in problems])):
             grads[i] = grads[i]._replace(shift=grads[i].shift + part / m)
     if dcov is not None:
-        for i, part in enumerate(_unpack(extra.pop(0), [p.cov.shape for p in problems])):
+        for i, part in enumerate(cut(extra.pop(0), [p.cov.shape for p in problems])):
             grads[i] = grads[i]._replace(slope=grads[i].slope + (part + part.mT) / m)
 
     dx = torch.empty_like(x)
@@ -133,24 +132,15 @@ def _joined(parameter: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor 
     """A parameter's gradient from its blocks'; a color's padding, never read, has none."""
     if parameter is None:
         return None
-    if len(parts) == 1:
-        return parts[0].to(parameter.dtype)
+    tensors = [part for part in parts if part is not None]
+    if len(tensors) == 1:
+        return tensors[0].to(parameter.dtype)
     if parameter.dim() == 1:
-        return torch.cat(parts).to(parameter.dtype)
+        return torch.cat(tensors).to(parameter.dtype)
     size = parameter.shape[-1]
-    pads = [(0, size - p.shape[-1]) * 2 for p in parts]
-    padded = [torch.nn.functional.pad(p, pad) for p, pad in zip(parts, pads, strict=True)]
+    pads = [(0, size - p.shape[-1]) * 2 for p in tensors]
+    padded = [torch.nn.functional.pad(p, pad) for p, pad in zip(tensors, pads, strict=True)]
     return torch.cat(padded).to(parameter.dtype)
-
-
-def pack(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([p.reshape(-1) for p in parts])
-
-
-def _unpack(packed: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    sizes = [prod(shape) for shape in shapes]
-    parts = packed.reshape(-1).split(sizes)
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def unpack(saved: Saved, plan: Plan, *input_shape: int) -> Iterator[Problem]:
@@ -159,8 +149,8 @@ def unpack(saved: Saved, plan: Plan, *input_shape: int) -> Iterator[Problem]:
     if len(shapes) == 1:
         yield Problem(*shapes[0], saved.mean, saved.cov, saved.w, saved.memo)
         return
-    means = _unpack(saved.mean, [(b, d) for _, b, d, _ in shapes])
-    covs, ws = (_unpack(t, [(b, d, d) for _, b, d, _ in shapes]) for t in (saved.cov, saved.w))
-    memos = _unpack(saved.memo, [plan.memo_shape(b, d, saved.w.device) for _, b, d, _ in shapes])
+    means = cut(saved.mean, [(b, d) for _, b, d, _ in shapes])
+    covs, ws = (cut(t, [(b, d, d) for _, b, d, _ in shapes]) for t in (saved.cov, saved.w))
+    memos = cut(saved.memo, [plan.memo_shape(b, d, saved.w.device) for _, b, d, _ in shapes])
     for (block, b, d, m), mean, cov, w, memo in zip(shapes, means, covs, ws, memos, strict=True):
         yield Problem(block, b, d, m, mean, cov, w, memo)

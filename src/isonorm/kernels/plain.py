@@ -75,12 +75,12 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
             z = recovery.scale(z, block)
             out[rows].copy_(z) if bias is None else add_into(out[rows], z, bias)
         return
-    a = ops.spread(_folded(recovery, w, block))
+    a = ops.repeated(_folded(recovery, w, block))
     if bias is not None:
         bias = bias.view(-1, w.shape[1], 1)
         if not plan.area.spans_batch:  # every example has problems of its own
             bias = bias.repeat(len(w) // len(bias), 1, 1)
-        bias = ops.spread(bias)
+        bias = ops.repeated(bias)
     for rows, _, tile in tiles:
         shift = None if bias is None else ops.part(bias, rows)
         ops.write(out[rows], (ops.part(a, rows), tile), shift=shift)
@@ -161,8 +161,8 @@ def backward_apply(
 ) -> None:
     """Step 6: dx = Aᵀ·dy + slope·(x − μ) + shift."""
     (block, ops), grad, out = work, work.block.view(dy), work.block.view(dx)
-    a, slope = ops.spread(grads.a.mT), ops.spread(grads.slope)
-    shift = ops.spread(grads.shift.unsqueeze(-1))
+    a, slope = ops.repeated(grads.a.mT), ops.repeated(grads.slope)
+    shift = ops.repeated(grads.shift.unsqueeze(-1))
     for rows, _, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
         g = grad[rows]
         if not plan.folds_recovery:

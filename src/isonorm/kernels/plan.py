@@ -4,8 +4,10 @@ operator needs one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -137,6 +139,17 @@ class Plan:
             _integer(steps),
         )
         return Plan(area, operation, float(words[11]), group=words[13], backend=words[12])
+
+
+def pack(parts: Sequence[Tensor]) -> Tensor:
+    """The blocks' tensors as one: as it is for one block, the usual case; flat for two."""
+    return parts[0] if len(parts) == 1 else torch.cat([p.reshape(-1) for p in parts])
+
+
+def cut(packed: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The blocks' tensors from what ``pack`` made of them."""
+    parts = packed.reshape(-1).split([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _constant(value):

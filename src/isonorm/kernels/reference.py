@@ -19,18 +19,18 @@ from ..statistics import (
     join_matrices,
     join_vectors,
     measure,
+    no_autocast,
     reduce_across,
     split_statistics,
     working_dtype,
 )
-from .explicit import pack
-from .plan import Plan, Result
+from .plan import Plan, Result, pack
 
 
 def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = None) -> Result:
     """Algorithm 1 of the survey, as it stands, block by block; differentiable in every mode."""
     area, operation = plan.area, plan.operation
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         blocks = area.partition(x.shape[1])
         problems = [area.gather(block.view(x).to(working_dtype(x))) for block in blocks]  # Π
         if given is None:

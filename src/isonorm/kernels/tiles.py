@@ -12,8 +12,8 @@ whichever layout is cheapest:
     Columns   (K, n·S, c)    a view, transposed: channels_last, or no positions
 
 Every layout speaks the same few words, so that the passes in ``plain`` are written once. Operands
-are the (b, …) tensors of all problems: ``spread`` once a pass, and of that the ``part`` a chunk
-needs.
+are the (b, …) tensors of all problems: ``repeated`` once a pass, and of that the ``part`` a
+chunk needs.
 
 Index legend: b problems, d features, m samples.
 """
@@ -58,10 +58,12 @@ class Layout:
         self.length = chunk_length(self.shape, view.device)
         n, k, c, s = view.shape
         self.chunks = [slice(i, min(i + self.length, n)) for i in range(0, n, self.length)]
+        if view.numel() == 0:
+            self.chunks = []
         # Problems that one example belongs to, and their features and samples within it.
         self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
         self._rooms: dict[str, Tensor] = {}
-        self._latest: tuple[Tensor, Tensor] | None = None  # a mean, and the tile centred by it
+        self._centred: tuple[Tensor, Tensor] | None = None  # a mean, and the tile centred by it
 
     def centred_tiles(self, mean: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
         """Each chunk's examples, the problems they belong to, and their tile, less a (b, d) mean.
@@ -79,9 +81,9 @@ class Layout:
 
     def centred_tile(self, chunk: Tensor, mean: Tensor) -> Tensor:
         """A chunk's tile less the mean of its problems, until the next is asked for."""
-        if self._latest is None or self._latest[0] is not mean:
-            self._latest = mean, self.centred(chunk, mean)
-        return self._latest[1]
+        if self._centred is None or self._centred[0] is not mean:
+            self._centred = mean, self.centred(chunk, mean)
+        return self._centred[1]
 
     def room(self, purpose: str, shape: Sequence[int]) -> Tensor:
         """Memory for a tile, the same for every chunk, so that it stays in cache."""
@@ -97,12 +99,12 @@ class Layout:
             return slice(None)
         return slice(rows.start * self.p, rows.stop * self.p)
 
-    def spread(self, operand: Tensor) -> Tensor:
+    def repeated(self, operand: Tensor) -> Tensor:
         """A (b, d, …) operand in the form ``part`` cuts."""
         return operand
 
     def part(self, operand: Tensor, rows: slice) -> Tensor:
-        """What a chunk needs of a spread operand."""
+        """What a chunk needs of a repeated operand."""
         return operand[self.problems(rows)]
 
     def view(self, chunk: Tensor) -> Tensor | None:
@@ -110,7 +112,8 @@ class Layout:
         if chunk.dtype != self.dtype:
             return None
         tile = self.tile(chunk)
-        return tile if tile.data_ptr() == chunk.data_ptr() else None
+        same = tile.untyped_storage()._cdata == chunk.untyped_storage()._cdata
+        return tile if same else None
 
     def tile(self, chunk: Tensor) -> Tensor:
         """The chunk's tile in the working dtype."""
@@ -195,7 +198,7 @@ class Scalar(Layout):
 class Rows(Layout):
     """(n·p, d, m): one matrix an example, as it lies."""
 
-    def spread(self, operand: Tensor) -> Tensor:
+    def repeated(self, operand: Tensor) -> Tensor:
         if not self.spans_batch or self.length == 1:
             return operand
         return operand.expand(self.length, *operand.shape).flatten(0, 1)

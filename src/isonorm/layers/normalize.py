@@ -87,9 +87,17 @@ class Normalize(RunningTransform):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _check_arguments(num_features, eps, act)
+        _check_num_features(num_features)
+        functional.check_options(eps, act)
         area, operation = areas.resolve(area), operations.resolve(operation)
         functional.check_composition(area, operation)
+        if not area.spans_batch and (momentum, track_running_stats, running, check_finite) != (
+            0.1, True, "covariance", False,
+        ):  # fmt: skip
+            raise ValueError(
+                f"area {area!r} stays within an example, so there are no statistics to keep: leave "
+                "momentum, track_running_stats, running and check_finite out."
+            )
         if process_group is not None:
             functional.check_synchronizable(area, operation)
         super().__init__(
@@ -205,15 +213,9 @@ class Normalize(RunningTransform):
         return ", " + ", ".join(parts)
 
 
-def _check_arguments(num_features: int, eps: float, act: str | None) -> None:
+def _check_num_features(num_features: int) -> None:
     if not isinstance(num_features, int) or isinstance(num_features, bool) or num_features < 1:
         raise ValueError(
             "num_features must be a positive integer, the number of channels; got "
             f"{num_features!r}."
-        )
-    if not isinstance(eps, int | float) or not eps >= 0:
-        raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
-    if act is not None and act not in functional.ACTIVATIONS:
-        raise ValueError(
-            f"act must be None or one of {', '.join(functional.ACTIVATIONS)}; got {act!r}."
         )

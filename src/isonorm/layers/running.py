@@ -18,7 +18,7 @@ from ..area import Area, Block
 from ..kernels import transforms_active
 from ..operation import Operation
 from ..recovery import Affine, Recovery
-from ..statistics import Statistics, group_name, join_matrices
+from ..statistics import Statistics, group_name, join_matrices, no_autocast
 
 
 class RunningTransform(nn.Module):
@@ -53,7 +53,8 @@ class RunningTransform(nn.Module):
         super().__init__()
         if running not in ("covariance", "whitening"):
             raise ValueError(f"running must be 'covariance' or 'whitening'; got {running!r}.")
-        if momentum is not None and not (isinstance(momentum, int | float) and 0 <= momentum <= 1):
+        number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
+        if momentum is not None and not (number and 0 <= momentum <= 1):
             raise ValueError(f"momentum must be None or between 0 and 1; got {momentum!r}.")
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
@@ -67,10 +68,11 @@ class RunningTransform(nn.Module):
         self.check_finite = check_finite
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
-        self._transform_source: tuple[Tensor, int] | None = None  # what W was derived from
+        self._transform_source: tuple[Tensor, int | None] | None = None  # what W was derived from
 
         self.register_buffer("running_mean", None)
-        self.register_buffer(self._running_name, None)
+        self.register_buffer("running_cov", None)
+        self.register_buffer("running_whitening", None)
         self.register_buffer("num_batches_tracked", None)
         self.register_buffer("eval_transform", None, persistent=False)
         # raises where the area does not fit the channels
@@ -130,7 +132,8 @@ class RunningTransform(nn.Module):
             matrix = statistics.unbiased_cov()
             rest = self._num_means - (self._num_problems - 1) * self._size
             if rest < self._size:  # a shorter last group's padding stays the identity
-                matrix[-1, rest:, rest:] = torch.eye(self._size - rest).to(matrix)
+                eye = torch.eye(self._size - rest, dtype=matrix.dtype, device=matrix.device)
+                matrix[-1, rest:, rest:] = eye
         else:
             matrix = statistics.cov
         matrix = matrix.to(running.dtype)
@@ -172,14 +175,13 @@ class RunningTransform(nn.Module):
             running = self._running_matrix().clone()
             if self.running == "whitening" or running.is_meta:
                 return running
-            with torch.autocast(running.device.type, enabled=False):
-                parts, start = [], 0
-                for block in self._applied_area.partition(self.num_features):
-                    b, d, _ = self._applied_area.problem_shape(block, 1, 1)
-                    cov = running[start : start + b, :d, :d]
-                    parts.append(self.operation.transform(cov, self.eps))
-                    start += b
-            return join_matrices(parts)
+            with no_autocast(running):
+                return join_matrices(
+                    [
+                        self.operation.transform(running[rows, :d, :d], self.eps)
+                        for _, rows, d in self._applied_area.places(1, self.num_features, 1)
+                    ]
+                )
 
     def transform_for_eval(self) -> Tensor:
         """(b, d, d) W, derived anew if someone wrote to the running statistics since."""
@@ -187,8 +189,8 @@ class RunningTransform(nn.Module):
         if torch.compiler.is_compiling():
             return self.eval_transform
         running = self._running_matrix()
-        source, version = self._transform_source or (None, -1)
-        if source is running and version == _version_of(running):
+        source, version = self._transform_source or (None, None)
+        if source is running and version is not None and version == _version_of(running):
             return self.eval_transform
         if transforms_active():  # statistics handed to a functional call belong to that call alone
             return self._derived_transform()
@@ -211,7 +213,7 @@ class RunningTransform(nn.Module):
                 f"{self.track_running_stats} normalizes every input by its own statistics."
             )
         matrices, offsets = [], []
-        with torch.autocast(self.running_mean.device.type, enabled=False):
+        with no_autocast(self.running_mean):
             for block, w, mu in self._eval_parts():
                 if (
                     self.area.features != "channels"
@@ -239,11 +241,13 @@ class RunningTransform(nn.Module):
 
     def _eval_parts(self) -> Iterator[tuple[Block, Tensor, Tensor]]:
         """Each block with its W (b, d, d) and μ (b, d)."""
-        w, mean, start = self.transform_for_eval(), self.mean_for_eval(), 0
-        for block in self._applied_area.partition(self.num_features):
-            b, d, _ = self._applied_area.problem_shape(block, 1, 1)
-            yield block, w[start : start + b, :d, :d], mean[start : start + b, :d]
-            start += b
+        w, mean = self.transform_for_eval(), self.mean_for_eval()
+        for block, rows, d in self._applied_area.places(1, self.num_features, 1):
+            yield block, w[rows, :d, :d], mean[rows, :d]
+
+    def __getstate__(self) -> dict:
+        # Copies and pickles count their buffers' versions anew.
+        return {**self.__dict__, "_transform_source": None}
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -264,9 +268,11 @@ class RunningTransform(nn.Module):
         return self
 
 
-def _version_of(buffer: Tensor) -> int:
-    """What changes when a buffer is written to (inference tensors and transforms do not tell)."""
-    return 0 if buffer.is_inference() or transforms_active() else buffer._version
+def _version_of(buffer: Tensor) -> int | None:
+    """What changes when a buffer is written to; None where it does not tell."""
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    unknown = buffer.is_inference() or functorch.is_functorch_wrapped_tensor(buffer)
+    return None if unknown else buffer._version
 
 
 def _refresh_after_load(module: RunningTransform, incompatible_keys) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .gauge import Gauge
 from .polar import Polar
-from .recurrence import identity_like, trace
+from .recurrence import accurate, identity_like, trace
 
 
 def eigenvalue_floor(dtype: torch.dtype, d: int) -> float:
@@ -36,10 +36,10 @@ def decompose(sigma: Tensor) -> tuple[Tensor, Tensor]:
     unit = trace(sigma) / d  # decompose at scale 1, so that no intermediate under- or overflows
     scaled = sigma / unit
     finite = scaled.isfinite().all(-1).all(-1)[..., None, None]
-    safe = torch.where(finite, scaled, identity_like(sigma)).double()
+    safe = accurate(torch.where(finite, scaled, identity_like(sigma)))
     values, vectors = (t.to(sigma.dtype) for t in torch.linalg.eigh(safe))
     values = values.clamp(min=eigenvalue_floor(sigma.dtype, d)) * unit[..., 0]
-    return torch.where(finite[..., 0], values, values.new_tensor(float("nan"))), vectors
+    return torch.where(finite[..., 0], values, float("nan")), vectors
 
 
 def _sandwich(vectors: Tensor, middle: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class ZCA:
     name = "zca"
 
     def on(self, device: torch.device) -> ZCA | Polar:
-        return Polar() if device.type == "cuda" else self
+        return self if device.type in ("cpu", "meta") else Polar()
 
     def __call__(self, sigma: Tensor) -> Tensor:
         return _InverseSquareRoot.apply(sigma)[0]

@@ -20,8 +20,8 @@ class Newton(recurrence.Recurrence):
     scale_gradient = staticmethod(recurrence.trace_gradient)
 
     def __init__(self, num_iters: int) -> None:
-        super().__init__((recurrence.NEWTON,) * num_iters)
         self.num_iters = num_iters
+        self.steps = (recurrence.NEWTON,) * num_iters
 
 
 def reference(sigma: Tensor, num_iters: int) -> Tensor:

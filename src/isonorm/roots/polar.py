@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import torch
+from torch import Tensor
 
 from . import recurrence
 from .recurrence import Step
@@ -39,8 +39,27 @@ class Polar(recurrence.Recurrence):
     scale_gradient = staticmethod(recurrence.frobenius_gradient)
 
     def __init__(self, num_iters: int = DEFAULT_STEPS, bound: float = SPECTRAL_BOUND) -> None:
-        super().__init__(minimax_steps(num_iters, bound))
         self.num_iters = num_iters
+        self.steps = minimax_steps(num_iters, bound)
+
+    def widened(self, sigma: Tensor) -> Tensor:
+        """In float64: a step multiplies small eigenvalues by up to 70, and their errors with them.
+        There that is still nothing beside the rounding of Σ.
+        """
+        return recurrence.accurate(sigma)
+
+    # Iterates of twice the size are not kept: it is cheap to make them again.
+
+    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
+        return (0,)
+
+    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        w, _ = super().forward(sigma)
+        return w, sigma.new_empty(0)
+
+    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
+        w, memo = self._solve(sigma)
+        return super().backward(dw.to(w.dtype), sigma, w, memo).to(dw.dtype)
 
 
 def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, ...]:
@@ -71,6 +90,22 @@ def _minimax_steps(num_steps: int, bound: float) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def _solve(system: list[list[float]]) -> list[float]:
+    """The solution of n equations, each with its right-hand side last: in numbers, not tensors,
+    since layers are also made on devices that hold none.
+    """
+    n = len(system)
+    for k in range(n):
+        pivot = max(range(k, n), key=lambda i: abs(system[i][k]))
+        system[k], system[pivot] = system[pivot], system[k]
+        system[k] = [entry / system[k][k] for entry in system[k]]
+        for i in range(n):
+            if i != k:
+                factor = system[i][k]
+                system[i] = [e - factor * p for e, p in zip(system[i], system[k], strict=True)]
+    return [row[-1] for row in system]
+
+
 def _value(step: Step, x: float) -> float:
     return x * (step.a + step.b * x**2 + step.c * x**4)
 
@@ -88,10 +123,8 @@ def _minimax(low: float, high: float) -> Step:
     a = b = c = 0.0
     previous = float("inf")
     for _ in range(100):
-        points = torch.tensor([low, q, r, high], dtype=torch.float64)
-        signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
-        system = torch.stack([points, points**3, points**5, signs], dim=1)
-        a, b, c, error = torch.linalg.solve(system, torch.ones(4, dtype=torch.float64)).tolist()
+        points = zip((low, q, r, high), (1.0, -1.0, 1.0, -1.0), strict=True)
+        a, b, c, error = _solve([[x, x**3, x**5, sign, 1.0] for x, sign in points])
         # p′ = a + 3b·t + 5c·t² vanishes at t = q², r².
         centre, spread = -0.3 * b / c, (9 * b * b - 20 * a * c) ** 0.5 / (10 * c)
         q, r = (centre - spread) ** 0.5, (centre + spread) ** 0.5

@@ -61,6 +61,11 @@ def identity_like(matrix: Tensor) -> Tensor:
     return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
+def accurate(sigma: Tensor) -> Tensor:
+    """Σ in float64, on devices that have it."""
+    return sigma if sigma.device.type == "mps" else sigma.double()
+
+
 def polynomial(z: Tensor, step: Step) -> Tensor:
     """Q = a·I + b·Z + c·Z²."""
     q = step.b * z if step.c == 0 else step.b * z + step.c * (z @ z)
@@ -85,18 +90,20 @@ class Watch:
     """Says of each problem when a long iteration has arrived and should stop.
 
     Newton's step, and the Taylor step that ends ``polar``, bring every eigenvalue of Z in [0, 1]
-    closer to 1. Where ‖Z − I‖ no longer falls nothing is left to gain, and rounding may have left a
-    singular covariance an eigenvalue of −u, which each Newton step multiplies by 9/4: after few
-    steps it is still nothing, after many it would be everything. Short iterations are not watched.
+    closer to 1, so that ‖Z − I‖ falls. Where it no longer does nothing is left to gain. But
+    rounding, ``unit``, may have left a singular covariance an eigenvalue of −u, which a step
+    multiplies by a²: after few steps it is still nothing, after many it would be everything.
+    Problems are stopped from the step on that could make something of it.
     """
 
-    def __init__(self, on: bool) -> None:
-        self.on = on
+    def __init__(self, unit: float) -> None:
+        self.size = unit  # what a rounding error may have grown to
         self.distance: Tensor | None = None
 
     def __call__(self, z: Tensor, step: Step) -> Tensor | None:
         """(b, 1, 1): the problems for which the step must not be taken, or None."""
-        if not self.on or step not in (NEWTON, TAYLOR):
+        self.size *= step.a**2
+        if self.size < 1e-2 or step not in (NEWTON, TAYLOR):
             return None
         distance = torch.linalg.matrix_norm((z - identity_like(z)).detach(), keepdim=True)
         before, self.distance = self.distance, distance
@@ -138,31 +145,37 @@ class Recurrence:
     scale: staticmethod[[Tensor], Tensor]  # s(Σ) with spectrum(Σ/s) ⊂ [0, 1]
     scale_gradient: staticmethod[[Tensor], Tensor]  # ∂s/∂Σ, given Σ_N
 
-    def __init__(self, steps: tuple[Step, ...]) -> None:
-        self.steps = steps
-        self.growth = 1.0  # of an eigenvalue next to 0; a loop, as the compiler traces this
-        for step in steps:
-            self.growth *= step.a**2
-
-    def _watch(self, sigma: Tensor) -> Watch:
-        return Watch(on=torch.finfo(sigma.dtype).eps * self.growth > 1e-2)
+    steps: tuple[Step, ...]
 
     def on(self, device: torch.device) -> Self:
         return self
 
     def __call__(self, sigma: Tensor) -> Tensor:
-        s = self.scale(sigma)
-        return iterate(sigma / s, self.steps, self._watch(sigma)) / s.sqrt()
+        wide = self.widened(sigma)
+        s = self.scale(wide)
+        return (iterate(wide / s, self.steps, self._watch(sigma)) / s.sqrt()).to(sigma.dtype)
+
+    def widened(self, sigma: Tensor) -> Tensor:
+        """Σ in the precision of the iteration."""
+        return sigma
+
+    def _watch(self, sigma: Tensor) -> Watch:
+        return Watch(torch.finfo(sigma.dtype).eps)
 
     def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
         return (2 * max(len(self.steps) - 1, 0), b, d, d)
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """W without a graph, and the memo Z₁ P₁ Z₂ P₂ …, (2(T − 1), b, d, d)."""
+        w, memo = self._solve(sigma)
+        return w.to(sigma.dtype), memo
+
+    def _solve(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        watch, sigma = self._watch(sigma), self.widened(sigma)
         s, steps = self.scale(sigma), self.steps
-        memo = sigma.new_empty(self.memo_shape(*sigma.shape[:2]))
+        memo = sigma.new_empty((2 * max(len(steps) - 1, 0), *sigma.shape))
         kept = memo.unbind()
-        z, p, watch = sigma / s, None, self._watch(sigma)
+        z, p = sigma / s, None
         for k, step in enumerate(steps):
             arrived, is_last = watch(z, step), k + 1 == len(steps)
             out = None if is_last else kept[2 * k + 1]
@@ -172,17 +185,18 @@ class Recurrence:
             else:
                 p = _keep(arrived, p, _times(p, step, r, alpha, out))
             if not is_last:  # the last Z is nobody's input
-                b = _times(z, step, r, alpha)
-                z = _keep(arrived, z, _times(b, step, r, alpha, out=kept[2 * k]))
+                zq = _times(z, step, r, alpha)
+                z = _keep(arrived, z, _times(zq, step, r, alpha, out=kept[2 * k]))
         return (identity_like(sigma) if p is None else p) / s.sqrt(), memo
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
         """dΣ (symmetric) from dW: L = P′(Σ_N)[sym(dW)/√s], then the chain rule through s (Eq. 6 of
         IterNorm, for s = tr). Dots run along with the iterates they belong to.
         """
+        watch, sigma = self._watch(sigma), self.widened(sigma)
         s, steps = self.scale(sigma), self.steps
         sigma_n, kept = sigma / s, memo.unbind()
-        z, p, watch = sigma_n, None, self._watch(sigma)
+        z, p = sigma_n, None
         dz = (dw + dw.mT).mul_(s.rsqrt().mul_(0.5))
         dp = torch.zeros_like(dz) if not steps else dz
         for k, step in enumerate(steps):
