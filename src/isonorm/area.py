@@ -41,7 +41,12 @@ class Block(NamedTuple):
 
     def per_channel(self, vector: Tensor) -> Tensor:
         """A (C,) vector, cut to this block and shaped to broadcast over (N, K, c, S)."""
-        return vector[self.channels].view(1, self.groups, self.size, 1)
+        return self.part(vector).view(1, self.groups, self.size, 1)
+
+    def part(self, vector: Tensor) -> Tensor:
+        """This block's part of a (C,) vector."""
+        whole = self.groups * self.size == vector.shape[0]
+        return vector if whole else vector[self.channels]
 
 
 class Place(NamedTuple):

@@ -32,7 +32,7 @@ def moments(work: Work, plan: Plan) -> Statistics:
     (block, ops), area = work, plan.area
     parts = []
     for rows in ops.chunks:
-        chunk = ops.source[rows]
+        chunk = ops.chunk(ops.source, rows)
         b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
         if plan.operation.centers:
             mean = chunk.sum(area.axes("m"), dtype=ops.dtype).div_(m).reshape(b, d)
@@ -73,7 +73,8 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
         for rows, _, tile in tiles:
             z = ops.untile(ops.product(ops.part(w, rows), tile, None))
             z = recovery.scale(z, block)
-            out[rows].copy_(z) if bias is None else add_into(out[rows], z, bias)
+            part = ops.chunk(out, rows)
+            part.copy_(z) if bias is None else add_into(part, z, bias)
         return
     a = ops.repeated(_folded(recovery, w, block))
     if bias is not None:
@@ -83,19 +84,19 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
         bias = ops.repeated(bias)
     for rows, _, tile in tiles:
         shift = None if bias is None else ops.part(bias, rows)
-        ops.write(out[rows], (ops.part(a, rows), tile), shift=shift)
+        ops.write(ops.chunk(out, rows), (ops.part(a, rows), tile), shift=shift)
 
 
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4: f (b, d) and M (b, d, d); where γ is not part of A, its gradient and β's as well."""
     (block, ops), grad = work, work.block.view(dy)
     whole = len(ops.chunks) == 1
-    f, outer = (torch.empty_like(t) if whole else torch.zeros_like(t) for t in (p.mean, p.cov))
+    f, outer = (t if whole else torch.zeros_like(t) for t in (p.mean, p.cov))
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (f.new_zeros(block.groups * block.size) for _ in range(2))
     for rows, here, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
-        g = grad[rows]
+        g = ops.chunk(grad, rows)
         if dweight is not None and dbias is not None:
             g = g.to(ops.dtype)
             xhat = ops.untile(ops.product(ops.part(p.w, rows), tile, None))
@@ -121,9 +122,10 @@ def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | i
         dsigma = -0.5 * dw * p.w**3
     else:
         dsigma = method.backward(dw, add_eps(p.cov, plan.eps), p.w, p.memo)
-    shift = torch.zeros_like(s.f)
     if plan.operation.centers:
         shift = torch.bmm(a.mT, s.f.unsqueeze(-1)).squeeze(-1).div_(-m)
+    else:
+        shift = torch.zeros_like(s.f)
     dweight, dbias = parameter_gradients(p, s, recovery, plan)
     return Gradients(dweight, dbias, a, dsigma.mul_(2 / m), shift)
 
@@ -142,10 +144,14 @@ def parameter_gradients(
     if not plan.folds_recovery:
         return s.dweight, s.dbias
     groups, size = p.block.groups, p.block.size
-    dbias = s.f.reshape(-1, groups * size).sum(0)
     if isinstance(recovery, Coloring):
-        return (s.outer @ p.w.mT).view(-1, groups, size, size).sum(0), dbias
-    return (p.w * s.outer).sum(-1).view(-1, groups * size).sum(0), dbias
+        dgain = (s.outer @ p.w.mT).view(-1, groups, size, size)
+    else:
+        dgain = (p.w * s.outer).sum(-1).view(-1, groups * size)
+    dbias = s.f.reshape(-1, groups * size)
+    if plan.area.spans_batch:  # every group is one problem
+        return dgain[0], dbias[0]
+    return dgain.sum(0), dbias.sum(0)
 
 
 def _transform_gradient(recovery: Recovery, outer: Tensor, p: Problem) -> Tensor:
@@ -164,11 +170,11 @@ def backward_apply(
     a, slope = ops.repeated(grads.a.mT), ops.repeated(grads.slope)
     shift = ops.repeated(grads.shift.unsqueeze(-1))
     for rows, _, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
-        g = grad[rows]
+        g = ops.chunk(grad, rows)
         if not plan.folds_recovery:
             g = recovery.scale(g.to(ops.dtype), block)
         terms = (ops.part(a, rows), ops.tile(g)), (ops.part(slope, rows), tile)
-        ops.write(out[rows], *terms, shift=ops.part(shift, rows))
+        ops.write(ops.chunk(out, rows), *terms, shift=ops.part(shift, rows))
 
 
 def _folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:

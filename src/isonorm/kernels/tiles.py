@@ -72,12 +72,16 @@ class Layout:
         """
         for rows in self.chunks:
             here = self.problems(rows)
-            chunk = self.source[rows]
+            chunk = self.chunk(self.source, rows)
             if mean is None:
                 yield rows, here, self.tile(chunk)
             else:
                 part = mean if len(self.chunks) == 1 else mean[here]
                 yield rows, here, self.centred_tile(chunk, part)
+
+    def chunk(self, view: Tensor, rows: slice) -> Tensor:
+        """A chunk's examples of an (N, K, c, S) view."""
+        return view if len(self.chunks) == 1 else view[rows]
 
     def centred_tile(self, chunk: Tensor, mean: Tensor) -> Tensor:
         """A chunk's tile less the mean of its problems, until the next is asked for."""
@@ -199,14 +203,17 @@ class Rows(Layout):
     """(n·p, d, m): one matrix an example, as it lies."""
 
     def repeated(self, operand: Tensor) -> Tensor:
-        if not self.spans_batch or self.length == 1:
+        if not self.spans_batch or self.length == 1 or self.p == 1:
             return operand
         return operand.expand(self.length, *operand.shape).flatten(0, 1)
 
     def part(self, operand: Tensor, rows: slice) -> Tensor:
         if not self.spans_batch:
             return operand[self.problems(rows)]
-        return operand[: (rows.stop - rows.start) * self.p]
+        n = rows.stop - rows.start
+        if self.p == 1:  # one matrix for all examples needs no copies
+            return operand.expand(n, *operand.shape[1:])
+        return operand if len(operand) == n * self.p else operand[: n * self.p]
 
     def tile(self, chunk: Tensor) -> Tensor:
         return chunk.to(self.dtype).reshape(-1, self.d, self.m)

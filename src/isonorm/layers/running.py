@@ -125,7 +125,10 @@ class RunningTransform(nn.Module):
             return
         assert self.num_batches_tracked is not None
         running = self._running_matrix()
-        mean = statistics.mean.reshape(-1)[: self._num_means].to(self.running_mean.dtype)
+        mean = statistics.mean.reshape(-1)
+        if mean.numel() > self._num_means:
+            mean = mean[: self._num_means]
+        mean = mean.to(self.running_mean.dtype)
         if self.running == "whitening":
             matrix = transform
         elif self.operation.centers and self.operation.is_quadratic:

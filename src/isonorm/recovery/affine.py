@@ -31,7 +31,7 @@ class Affine(NamedTuple):
         """diag(γ)·W for the (…, K, c, d) rows of a block whose features are its channels."""
         if self.weight is None:
             return w
-        return w * self.weight[block.channels].to(w.dtype).view(block.groups, block.size, 1)
+        return w * block.part(self.weight).to(w.dtype).view(block.groups, block.size, 1)
 
     def scale(self, normalized: Tensor, block: Block) -> Tensor:
         """γ ⊙ x̂ on an (N, K, c, S) view."""

@@ -17,7 +17,7 @@ class Newton(recurrence.Recurrence):
 
     name = "newton"
     scale = staticmethod(recurrence.trace)
-    scale_gradient = staticmethod(recurrence.trace_gradient)
+    minus_scale_gradient = staticmethod(recurrence.minus_trace_gradient)
 
     def __init__(self, num_iters: int) -> None:
         self.num_iters = num_iters

@@ -36,7 +36,7 @@ class Polar(recurrence.Recurrence):
 
     name = "polar"
     scale = staticmethod(recurrence.frobenius)
-    scale_gradient = staticmethod(recurrence.frobenius_gradient)
+    minus_scale_gradient = staticmethod(recurrence.minus_frobenius_gradient)
 
     def __init__(self, num_iters: int = DEFAULT_STEPS, bound: float = SPECTRAL_BOUND) -> None:
         self.num_iters = num_iters

@@ -40,11 +40,12 @@ TAYLOR = Step(1.875, -1.25, 0.375)
 
 
 def trace(sigma: Tensor) -> Tensor:
-    return sigma.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return sigma.diagonal(dim1=-2, dim2=-1).sum(-1).unsqueeze(-1).unsqueeze(-1)
 
 
-def trace_gradient(sigma_n: Tensor) -> Tensor:
-    return identity_like(sigma_n)
+def minus_trace_gradient(grad: Tensor, factor: Tensor, sigma_n: Tensor) -> Tensor:
+    grad.diagonal(dim1=-2, dim2=-1).sub_(factor.squeeze(-1))  # ∂tr Σ/∂Σ = I
+    return grad
 
 
 def frobenius(sigma: Tensor) -> Tensor:
@@ -53,8 +54,8 @@ def frobenius(sigma: Tensor) -> Tensor:
     return tr * torch.linalg.matrix_norm(sigma / tr, keepdim=True)
 
 
-def frobenius_gradient(sigma_n: Tensor) -> Tensor:
-    return sigma_n
+def minus_frobenius_gradient(grad: Tensor, factor: Tensor, sigma_n: Tensor) -> Tensor:
+    return grad.addcmul_(factor, sigma_n, value=-1)  # ∂‖Σ‖/∂Σ = Σ/‖Σ‖
 
 
 def identity_like(matrix: Tensor) -> Tensor:
@@ -143,7 +144,8 @@ class Recurrence:
 
     name: str
     scale: staticmethod[[Tensor], Tensor]  # s(Σ) with spectrum(Σ/s) ⊂ [0, 1]
-    scale_gradient: staticmethod[[Tensor], Tensor]  # ∂s/∂Σ, given Σ_N
+    # grad − factor·∂s/∂Σ, given Σ_N; may use grad's memory
+    minus_scale_gradient: staticmethod[[Tensor, Tensor, Tensor], Tensor]
 
     steps: tuple[Step, ...]
 
@@ -221,6 +223,5 @@ class Recurrence:
         # dP is a derivative in a symmetric direction, so symmetric up to rounding; what uses it
         # relies on that.
         grad = (dp + dp.mT).mul_(0.5)
-        through_scale = (grad * sigma_n).sum((-2, -1), keepdim=True)
-        through_scale += 0.5 * (dw * w).sum((-2, -1), keepdim=True)
-        return (grad - through_scale * self.scale_gradient(sigma_n)).div_(s)
+        through_scale = (grad * sigma_n).addcmul_(dw, w, value=0.5).sum((-2, -1), keepdim=True)
+        return self.minus_scale_gradient(grad, through_scale, sigma_n).div_(s)
