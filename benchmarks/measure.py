@@ -44,13 +44,13 @@ def ratio(times: list[float], others: list[float]) -> Spread:
 
 
 def take_turns(
-    steps: Mapping[str, Step], rounds: int, least_seconds: float = 0.005
+    steps: Mapping[str, Step], rounds: int, least_seconds: float = 0.05
 ) -> dict[str, list[float]]:
     """Seconds per call of each step, one number a round.
 
-    Every round times every step once, in an order of its own, so that neither a drift of the
-    machine nor what a predecessor leaves in the cache favours anyone. A step too short for the
-    clock is called several times in its turn.
+    Every round gives every step one turn, in an order of its own, so that a drift of the machine
+    favours no one. In its turn a step is called until it has run for ``least_seconds``: long enough
+    for the clock, and for what its predecessor left in the caches and the allocator not to matter.
     """
     shuffle = random.Random(0).shuffle
     with collector_paused():
