@@ -181,8 +181,8 @@ class Normalize(RunningTransform):
         if x.dim() < 2 or x.shape[1] != self.num_features:
             raise ValueError(
                 f"{type(self).__name__} expected input (N, {self.num_features}, *) with "
-                f"{self.num_features} channels in dimension 1; got shape {tuple(x.shape)}: move the "
-                "channels there, or make the layer for as many as there are."
+                f"{self.num_features} channels in dimension 1; got shape {tuple(x.shape)}: move "
+                "the channels there, or make the layer for as many as there are."
             )
 
     def extra_repr(self) -> str:

@@ -1,46 +1,60 @@
-"""Launching a Triton kernel at the cost of a C call.
+"""Launching a Triton kernel at little more than the cost of a C call.
 
 Triton's own ``kernel[grid](…)`` looks at every argument again on every call, which takes longer
-than a small layer's kernel runs. Here the kernel it compiled is remembered under all that it was
-specialized for: the values of integers, the types and 16-byte alignment of tensors, the constants.
+than a small layer's kernel runs. Here all but the tensors is settled beforehand, and what Triton
+compiled is kept for tensors that are aligned to 16 bytes, as it assumes; others take its own way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_compiled: dict[tuple, tuple[Any, tuple]] = {}
-#: Beyond so many, as where every batch has a shape of its own, start anew.
-_MOST = 4096
 
+class Launcher:
+    """A kernel with its grid, its numbers and its constants: called with tensors alone.
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """``kernel[grid](*arguments, **constants)``, where the arguments come before the constants in
-    the kernel's signature, as in all kernels of this package.
+    A kernel's signature must have its tensors first, then its numbers, then its constants.
     """
-    key = (
-        id(kernel),
-        torch.cuda.current_device() if torch.cuda.is_available() else -1,
-        tuple([_specialization(argument) for argument in arguments]),
-        tuple(constants.items()),
-    )
-    found = _compiled.get(key)
-    if found is None:
-        compiled = kernel[grid](*arguments, **constants)
-        if compiled is not None:  # Triton's interpreter compiles nothing
-            if len(_compiled) >= _MOST:
-                _compiled.clear()
-            names = kernel.arg_names[len(arguments) :]
-            _compiled[key] = compiled, tuple(constants[name] for name in names)
-        return
-    compiled, values = found
-    compiled[grid + (1,) * (3 - len(grid))](*arguments, *values)
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], numbers: tuple, constants: dict[str, Any]
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.run: Callable | None = None
+        self.rest: tuple = ()
+
+    def __call__(self, *tensors: Tensor) -> None:
+        addresses = 0
+        for tensor in tensors:
+            addresses |= tensor.data_ptr()
+        if self.run is not None and addresses % 16 == 0:
+            stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)
+            self.run(*tensors, *self.rest, stream=stream)
+            return
+        compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+        if compiled is not None and addresses % 16 == 0:  # Triton's interpreter compiles nothing
+            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            self.rest = (*self.numbers, *(self.constants[name] for name in names))
+            self.run = compiled[self.grid + (1,) * (3 - len(self.grid))]
 
 
-def _specialization(argument: Any) -> Any:
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return type(argument) if isinstance(argument, float) else argument
+class Launchers:
+    """Launchers by what they were made for."""
+
+    #: Beyond so many, as where every batch has a shape of its own, start anew.
+    most = 4096
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Launcher] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Launcher]) -> Launcher:
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= self.most:
+                self._made.clear()
+            found = self._made[key] = make()
+        return found

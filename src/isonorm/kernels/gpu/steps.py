@@ -7,6 +7,7 @@ a kernel (Cholesky, PCA, groups above 64) is torch's.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
 from . import root as roots
 from . import stream
-from .launch import launch
+from .launch import Launcher, Launchers
 
 #: Samples in a tile, by bytes an element.
 TILE = {2: 128, 4: 64}
@@ -46,10 +47,22 @@ class Layout(NamedTuple):
     d: int  # the power of two ≥ size that kernels use
     reducing: int  # programs a group for kernels that write partial sums
     applying: int  # and for the others
-    arguments: tuple[
-        int, ...
-    ]  # n, s, sn, sc, ss, channels, tiles, size: as every kernel takes them
+    numbers: tuple[int, ...]  # n, s, sn, sc, ss, channels, tiles, size: as every kernel takes them
     constants: dict[str, object]
+    launchers: Launchers
+
+    @property
+    def channels(self) -> int:
+        return self.numbers[5]
+
+    def launcher(self, name: str, programs: int, *kinds: Hashable, **flags: object) -> Launcher:
+        """The kernel of that name for this layout; ``kinds`` are dtypes that may vary besides."""
+        return self.launchers.get(
+            (name, *kinds, *flags.values()),
+            lambda: Launcher(
+                getattr(stream, name), (self.groups, programs), self.numbers, flags | self.constants
+            ),
+        )
 
 
 def layout(x: Tensor, block: Block, plan: Plan) -> Layout:
@@ -105,6 +118,7 @@ def _layout(
         _programs(groups, tiles, APPLYING_PROGRAMS, device),
         (n, s, sn, sc // align, ss, channels, tiles, size),
         constants,
+        Launchers(),
     )
 
 
@@ -172,10 +186,7 @@ def _sums_about_pivot(work: Work, plan: Plan) -> tuple[int, Tensor, Tensor, Tens
     if m == 0:
         return m, mean.zero_(), cov.zero_(), None
     partial = _empty_sums(x, lay)
-    launch(
-        stream.moments_kernel, (lay.groups, lay.reducing), x, partial, mean, *lay.arguments,
-        CENTER=plan.operation.centers, **lay.constants,
-    )  # fmt: skip
+    lay.launcher("moments_kernel", lay.reducing, CENTER=plan.operation.centers)(x, partial, mean)
     return m, mean, cov, _reduced(partial)
 
 
@@ -188,11 +199,9 @@ def moments(work: Work, plan: Plan) -> Statistics:
     if lay.constants["DIAG"]:
         _scale(work, mean, cov, cov, total, m, plan, scale=False)
     else:
-        launch(
-            roots.statistics_kernel, (lay.groups,),
-            total, mean, cov, m, lay.arguments[5], lay.size,
-            D=lay.d, CENTER=plan.operation.centers, num_warps=4,
-        )  # fmt: skip
+        constants = {"D": lay.d, "CENTER": plan.operation.centers, "num_warps": 4}
+        numbers = (m, lay.channels, lay.size)
+        _small("statistics_kernel", lay.groups, numbers, constants, cov.device)(total, mean, cov)
     return Statistics(m, mean, cov)
 
 
@@ -200,11 +209,9 @@ def _scale(
     work: Work, mean: Tensor, cov: Tensor, w: Tensor, total: Tensor, m: int, plan: Plan, scale: bool
 ) -> None:
     lay = work.lay
-    launch(
-        roots.scale_kernel, (lay.groups,),
-        total, mean, cov, w, plan.eps, m, lay.arguments[5], lay.groups,
-        D=lay.d, CENTER=plan.operation.centers, SCALE=scale, num_warps=2,
-    )  # fmt: skip
+    constants = {"D": lay.d, "CENTER": plan.operation.centers, "SCALE": scale, "num_warps": 2}
+    numbers = (plan.eps, m, lay.channels, lay.groups)
+    _small("scale_kernel", lay.groups, numbers, constants, cov.device)(total, mean, cov, w)
 
 
 def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
@@ -220,7 +227,7 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
         w, memo = torch.empty_like(cov), cov.new_empty(0)
         _scale(work, mean, cov, w, total, m, plan, scale=True)
     else:
-        w, memo = _iterate(total, mean, cov, plan, m, work.lay.arguments[5])
+        w, memo = _iterate(total, mean, cov, plan, m, work.lay.channels)
     return Statistics(m, mean, cov), (w, memo)
 
 
@@ -241,19 +248,35 @@ def _iterate(
     recurrence = plan.root(d, cov.device)
     assert isinstance(recurrence, Recurrence)
     w, memo = torch.empty_like(cov), cov.new_empty(plan.memo_shape(b, d, cov.device))
-    launch(
-        roots.root_kernel, (b,),
-        cov if total is None else total, mean, cov, coefficients(recurrence.steps, cov.device),
-        w, memo, plan.eps, m, channels, d,
-        SUMS=total is not None, CENTER=plan.operation.centers,
-        T=len(recurrence.steps), **_root_constants(recurrence, d, "tf32x3"),
-    )  # fmt: skip
+    flags = {"SUMS": total is not None, "CENTER": plan.operation.centers}
+    constants = flags | _root_constants(recurrence, d, "tf32x3")
+    steps = coefficients(recurrence.steps, cov.device)
+    total = cov if total is None else total
+    _small("root_kernel", b, (plan.eps, m, channels, d), constants, cov.device)(
+        total, mean, cov, steps, w, memo
+    )
     return w, memo
+
+
+_small_launchers = Launchers()
+
+
+def _small(
+    name: str, groups: int, numbers: tuple, constants: dict[str, object], *kinds: Hashable
+) -> Launcher:
+    """A kernel on d × d matrices, one program a group; ``kinds`` are the device, and dtypes that
+    may vary.
+    """
+    return _small_launchers.get(
+        (name, groups, numbers, *constants.values(), *kinds),
+        lambda: Launcher(getattr(roots, name), (groups,), numbers, constants),
+    )
 
 
 def _root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str, object]:
     quintic = recurrence.name == "polar"
     return {
+        "T": len(recurrence.steps),
         "D": max(16, triton.next_power_of_2(d)),
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
@@ -269,11 +292,10 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
     if x.numel() == 0:
         return
     weight, bias = (None if t is None else _whole(t, block) for t in (recovery.gain, recovery.bias))
-    launch(
-        stream.apply_kernel, (lay.groups, lay.applying), x, _whole(y, block, 1), w, mean,
-        mean if weight is None else weight, mean if bias is None else bias,
-        *lay.arguments, WEIGHT=weight is not None, BIAS=bias is not None, **lay.constants,
-    )  # fmt: skip
+    flags = {"WEIGHT": weight is not None, "BIAS": bias is not None}
+    weight, bias = mean if weight is None else weight, mean if bias is None else bias
+    run = lay.launcher("apply_kernel", lay.applying, weight.dtype, bias.dtype, **flags)
+    run(x, _whole(y, block, 1), w, mean, weight, bias)
 
 
 def _gradient(dy: Tensor, work: Work) -> Tensor:
@@ -285,10 +307,7 @@ def _gradient(dy: Tensor, work: Work) -> Tensor:
 def _backward_sums(work: Work, dy: Tensor, mean: Tensor) -> Tensor:
     x, _, lay = work
     partial = _empty_sums(x, lay)
-    launch(
-        stream.backward_sums_kernel, (lay.groups, lay.reducing),
-        x, _gradient(dy, work), mean, partial, *lay.arguments, **lay.constants,
-    )  # fmt: skip
+    lay.launcher("backward_sums_kernel", lay.reducing)(x, _gradient(dy, work), mean, partial)
     return _reduced(partial)
 
 
@@ -316,26 +335,27 @@ def differentiate(
     weight = None if recovery.gain is None else _whole(recovery.gain, work.block)
     dweight, dbias = p.w.new_empty((2, p.b * p.d)).unbind()
     a, slope, shift = torch.empty_like(p.w), torch.empty_like(p.w), torch.empty_like(p.mean)
+    flags = {"WEIGHT": weight is not None}
+    weight = dweight if weight is None else weight
     if diagonal:
-        launch(
-            roots.scale_backward_kernel, (triton.cdiv(p.b, 256),),
-            total, p.w, dweight if weight is None else weight, dweight, dbias, a, slope, shift,
-            m, p.b, lay.groups * lay.d,
-            BLOCK=256, WEIGHT=weight is not None, CENTER=plan.operation.centers, num_warps=2,
-        )  # fmt: skip
+        block = 256
+        constants = {"BLOCK": block, "CENTER": plan.operation.centers, "num_warps": 2} | flags
+        numbers = (m, p.b, lay.groups * lay.d)
+        programs = triton.cdiv(p.b, block)
+        _small("scale_backward_kernel", programs, numbers, constants, p.w.device, weight.dtype)(
+            total, p.w, weight, dweight, dbias, a, slope, shift
+        )
     else:
         recurrence = plan.root(p.d, p.w.device)
         assert isinstance(recurrence, Recurrence)
         # The sums have bfloat16's accuracy: what is made of them needs no more than TF32's.
         coarse = work.x.dtype == torch.bfloat16 and plan.operation.method == "newton"
-        launch(
-            roots.root_backward_kernel, (p.b,),
-            total, p.cov, p.w, p.memo, coefficients(recurrence.steps, p.w.device),
-            dweight if weight is None else weight, dweight, dbias, a, slope, shift,
-            m, plan.eps, p.b * p.d, p.d,
-            T=len(recurrence.steps), WEIGHT=weight is not None,
-            **_root_constants(recurrence, p.d, "tf32" if coarse else "tf32x3"),
-        )  # fmt: skip
+        constants = flags | _root_constants(recurrence, p.d, "tf32" if coarse else "tf32x3")
+        numbers = (m, plan.eps, p.b * p.d, p.d)
+        steps = coefficients(recurrence.steps, p.w.device)
+        _small("root_backward_kernel", p.b, numbers, constants, p.w.device, weight.dtype)(
+            total, p.cov, p.w, p.memo, steps, weight, dweight, dbias, a, slope, shift
+        )
     return Gradients(dweight, dbias, a, slope, shift)
 
 
@@ -346,9 +366,7 @@ def backward_apply(
     x, block, lay = work
     if x.numel() == 0:
         return
-    launch(
-        stream.backward_apply_kernel, (lay.groups, lay.applying),
+    lay.launcher("backward_apply_kernel", lay.applying)(
         x, _gradient(dy, work), _whole(dx, block, 1),
         grads.a.contiguous(), grads.slope.contiguous(), p.mean, grads.shift,
-        *lay.arguments, **lay.constants,
     )  # fmt: skip
