@@ -113,7 +113,7 @@ def main() -> None:
         ratio = rates[f"{mode} iternorm"] / rates[f"{mode} batchnorm"]
         print(f"{mode}: IterNorm runs at {ratio:.3f} x BatchNorm's rate", flush=True)
     where = hardware() | {"gpu": torch.cuda.get_device_name()}
-    arguments = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    arguments = {name: value for name, value in vars(args).items() if name != "out"}
     record = {"hardware": where, "versions": versions(), "arguments": arguments}
     write(record | {"images_per_second": rates}, args.out)
 

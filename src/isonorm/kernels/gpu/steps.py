@@ -333,7 +333,7 @@ def differentiate(
         return plain.gradients(p, sums(work, dy, p, recovery, plan), recovery, plan, m)
     total = _backward_sums(work, dy, p.mean)
     weight = None if recovery.gain is None else _whole(recovery.gain, work.block)
-    dweight, dbias = p.w.new_empty((2, p.b * p.d)).unbind()
+    dweight, dbias = p.w.new_empty(p.b * p.d), p.w.new_empty(p.b * p.d)
     a, slope, shift = torch.empty_like(p.w), torch.empty_like(p.w), torch.empty_like(p.mean)
     flags = {"WEIGHT": weight is not None}
     weight = dweight if weight is None else weight
