@@ -94,7 +94,7 @@ def _why_reference(operation: Operation) -> str | None:
     """What only the reference can do here, if anything."""
     if transforms_active():
         return "a torch.func transform is active, which the explicit path has no rule for"
-    # The flag, not torch.compiler.is_exporting(), which some versions answer with True in a compiler.
+    # The flag itself: inside a compiler some versions answer is_exporting() with True.
     if getattr(torch.compiler, "_is_exporting_flag", False):
         return "an export wants operators of torch alone"
     if forward_ad._current_level >= 0:

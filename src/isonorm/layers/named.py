@@ -39,6 +39,8 @@ class IterNorm(Normalize):
     torch.Size([32, 64, 8, 8])
     """
 
+    _echoes = ("group_size", "num_iters", "affine")
+
     def __init__(
         self,
         num_features: int,
@@ -57,12 +59,6 @@ class IterNorm(Normalize):
         )
         self.group_size, self.num_iters, self.affine = group_size, num_iters, affine
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, group_size={self.group_size}, num_iters={self.num_iters}, "
-            f"affine={self.affine}" + self._common_repr()
-        )
-
 
 class DBN(Normalize):
     """Decorrelated Batch Normalization: full whitening of the batch (Huang et al., CVPR 2018).
@@ -76,6 +72,8 @@ class DBN(Normalize):
     >>> torch.allclose(y[:, :4].T @ y[:, :4] / 100, torch.eye(4), atol=1e-3)
     True
     """
+
+    _echoes = ("group_size", "method", "num_iters", "affine")
 
     def __init__(
         self,
@@ -101,13 +99,6 @@ class DBN(Normalize):
             method,
             num_iters,
             affine,
-        )
-
-    def extra_repr(self) -> str:
-        steps = "" if self.num_iters is None else f", num_iters={self.num_iters}"
-        return (
-            f"{self.num_features}, group_size={self.group_size}, method={self.method!r}{steps}, "
-            f"affine={self.affine}" + self._common_repr()
         )
 
 

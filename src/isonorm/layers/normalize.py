@@ -187,7 +187,11 @@ class Normalize(RunningTransform):
 
     def extra_repr(self) -> str:
         if self._echoes:
-            parts = [str(self.num_features), *(f"{n}={getattr(self, n)!r}" for n in self._echoes)]
+            parts = [str(self.num_features)]
+            for name in self._echoes:
+                value = getattr(self, name)
+                if name != "num_iters" or value is not None:  # only some methods have steps
+                    parts.append(f"{name}={value!r}")
             return ", ".join(parts) + self._common_repr()
         recovered = None if self._recovery_class is None else self._recovery_class.name
         parts = f"area={self.area!r}, operation={self.operation!r}, recovery={recovered!r}"

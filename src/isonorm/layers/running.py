@@ -210,30 +210,21 @@ class RunningTransform(nn.Module):
     def map_for_eval(self, recovery: Recovery) -> tuple[Tensor, Tensor]:
         """(A, c): see ``Normalize.inference_map``."""
         if self.running_mean is None:
+            why = "track_running_stats=False" if self.area.spans_batch else f"area {self.area!r}"
             raise RuntimeError(
-                f"{type(self).__name__} has no fixed map in eval: area {self.area!r} with "
-                "track_running_stats="
-                f"{self.track_running_stats} normalizes every input by its own statistics."
+                f"{type(self).__name__} has no fixed map in eval: with {why} every input is "
+                "normalized by its own statistics."
             )
         matrices, offsets = [], []
         with no_autocast(self.running_mean):
             for block, w, mu in self._eval_parts():
-                if (
-                    self.area.features != "channels"
-                ):  # one scale and one mean for all channels of a group
-                    w, mu = (
-                        w.repeat_interleave(block.size, dim=0),
-                        mu.repeat_interleave(block.size, dim=0),
-                    )
-                if w.shape[-1] == 1 and isinstance(recovery, Affine):
-                    a = (
-                        w
-                        if recovery.weight is None
-                        else w * recovery.weight[block.channels].view(-1, 1, 1)
-                    )
+                if self.area.features != "channels":  # one scale and one mean for a whole group
+                    w, mu = (t.repeat_interleave(block.size, dim=0) for t in (w, mu))
+                if w.shape[-1] == 1 and isinstance(recovery, Affine):  # channel by channel
+                    a = recovery.fold(w, Block(block.start, len(w), 1))
                 else:
-                    diagonal = w.shape[-1] == 1
-                    w = torch.diag_embed(w.view(block.groups, block.size)) if diagonal else w
+                    if w.shape[-1] == 1:
+                        w = torch.diag_embed(w.view(block.groups, block.size))
                     a, mu = recovery.fold(w, block), mu.view(block.groups, block.size)
                 offset = -(a @ mu.unsqueeze(-1)).reshape(-1)
                 if recovery.bias is not None:
