@@ -19,7 +19,7 @@ from . import area as areas
 from . import operation as operations
 from .area import Area
 from .kernels import autograd, choose, explicit, reference, transforms_active
-from .kernels.plan import Plan, Result
+from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
 from .statistics import (
@@ -144,7 +144,7 @@ def normalize_with_transform(
     colors = isinstance(recovery, Coloring)
     backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
     applied = area if operation.is_matrix else area.featurewise()
-    plan = Plan(applied, operation, eps, group, backend)
+    plan = make_plan(applied, operation, eps, group, backend)
     check_count(flat, plan, statistics)
     if backend != "reference":
         y, statistics, transform = _explicit(flat, recovery, plan)

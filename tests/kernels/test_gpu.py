@@ -105,6 +105,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # the compiler's advice
 def test_compiled_training_equals_eager() -> None:
     x = torch.randn(16, 64, 8, 8, device=DEVICE)
     cotangent = torch.randn_like(x)

@@ -8,6 +8,8 @@ that double backward is exact.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -32,13 +34,23 @@ def run(
 
 
 def _forward(x, weight, bias, color, plan: Plan) -> tuple[Tensor | None, ...]:
-    with no_autocast(x):
+    with _no_autocast(x):
         y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan)
     return (y, *saved)
 
 
+_NOTHING = nullcontext()
+
+
+def _no_autocast(x: Tensor) -> AbstractContextManager:
+    """``no_autocast``, at no cost where there is none."""
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return _NOTHING
+    return no_autocast(x)
+
+
 def _backward(dy, dmean, dcov, x, weight, bias, color, saved: Saved, plan: Plan):
-    with no_autocast(x):
+    with _no_autocast(x):
         return explicit.backward(dy, dmean, dcov, x, recovery_of(weight, bias, color), saved, plan)
 
 

@@ -5,7 +5,7 @@ operator needs one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -22,6 +22,10 @@ from ..statistics import Statistics
 FUSED_ROOT = 64
 #: The longest iterations that arrive before rounding matters in float32: see ``recurrence.Watch``.
 FUSED_STEPS = {"newton": 14, "polar": DEFAULT_STEPS}
+
+
+#: Input shapes a plan remembers the problems of.
+MOST_SHAPES = 256
 
 
 class Result(NamedTuple):
@@ -80,6 +84,9 @@ class Plan:
     eps: float
     group: str = ""
     backend: str = "torch"
+    _shapes: dict[tuple[int, int, int], list[tuple[Block, int, int, int]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def root(self, d: int, device: torch.device) -> Root | None:
         """The root of a whitening with more than one feature; None where W is one reciprocal
@@ -97,6 +104,19 @@ class Plan:
         self, batch: int, channels: int, positions: int
     ) -> list[tuple[Block, int, int, int]]:
         """(block, b, d, m) for each block of an (N, C, S) input."""
+        key = (batch, channels, positions)
+        if torch.compiler.is_compiling() or any(type(n) is not int for n in key):
+            return self._problem_shapes(*key)  # a compiler's sizes are symbols
+        found = self._shapes.get(key)
+        if found is None:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            found = self._shapes[key] = self._problem_shapes(batch, channels, positions)
+        return found
+
+    def _problem_shapes(
+        self, batch: int, channels: int, positions: int
+    ) -> list[tuple[Block, int, int, int]]:
         blocks = self.area.partition(channels)
         return [(block, *self.area.problem_shape(block, batch, positions)) for block in blocks]
 
@@ -139,6 +159,16 @@ class Plan:
             _integer(steps),
         )
         return Plan(area, operation, float(words[11]), group=words[13], backend=words[12])
+
+
+def make_plan(area: Area, operation: Operation, eps: float, group: str, backend: str) -> Plan:
+    """The same plan for the same choices, so that it remembers what it has worked out."""
+    if torch.compiler.is_compiling():
+        return Plan(area, operation, eps, group, backend)
+    return _cached_plan(area, operation, eps, group, backend)
+
+
+_cached_plan = lru_cache(maxsize=512)(Plan)
 
 
 def pack(parts: Sequence[Tensor]) -> Tensor:

@@ -149,7 +149,7 @@ class RunningTransform(nn.Module):
         if isinstance(seen, Tensor):
             mean = torch.where(seen, mean, self.running_mean)
             matrix = torch.where(seen, matrix, running)
-        self.num_batches_tracked += seen
+        self.num_batches_tracked.add_(seen)  # += would register the buffer anew
         rate: float | Tensor
         if self.momentum is None:
             rate = 1 / self.num_batches_tracked.clamp(min=1).to(running.dtype)

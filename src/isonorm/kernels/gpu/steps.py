@@ -86,7 +86,7 @@ def _layout(
     matrix = "d" in plan.area.roles
     channels = block.groups * block.size
     size = block.size if matrix else CHANNELS
-    d = max(16, triton.next_power_of_2(size))
+    d = _padded(size)
     merged = s == 1 or n == 1 or sn == s * ss
     if s == 1:
         ss = sn
@@ -134,6 +134,12 @@ def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str
     if dtype != torch.float32:
         return "ieee"
     return "tf32x3" if precision == "highest" else "tf32"
+
+
+@lru_cache(maxsize=256)
+def _padded(d: int) -> int:
+    """The size of a group's matrices in a kernel: a power of two that tensor cores take."""
+    return max(16, triton.next_power_of_2(d))
 
 
 @lru_cache(maxsize=16)
@@ -277,7 +283,7 @@ def _root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str,
     quintic = recurrence.name == "polar"
     return {
         "T": len(recurrence.steps),
-        "D": max(16, triton.next_power_of_2(d)),
+        "D": _padded(d),
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
         "PRECISION": precision,
