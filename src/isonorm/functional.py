@@ -11,12 +11,12 @@ from __future__ import annotations
 from math import inf
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import area as areas
 from . import operation as operations
+from .activation import ACTIVATIONS, finish
 from .area import Area
 from .kernels import autograd, choose, explicit, reference, transforms_active
 from .kernels.plan import Plan, Result, make_plan
@@ -31,8 +31,6 @@ from .statistics import (
     no_autocast,
     working_dtype,
 )
-
-ACTIVATIONS = {"identity": lambda y: y, "relu": F.relu, "silu": F.silu}
 
 
 def normalize(
@@ -144,21 +142,18 @@ def normalize_with_transform(
     colors = isinstance(recovery, Coloring)
     backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
     applied = area if operation.is_matrix else area.featurewise()
-    plan = make_plan(applied, operation, eps, group, backend)
+    fused = "" if act in (None, "identity") or backend != "triton" else act
+    plan = make_plan(applied, operation, eps, group, backend, fused)
     check_count(flat, plan, statistics)
-    if backend != "reference":
-        y, statistics, transform = _explicit(flat, recovery, plan)
-    else:
+    if backend == "reference":
         y, statistics, transform = reference.run(flat, recovery, plan, statistics)
+    elif backend == "triton" and residual is not None:
+        y, statistics, transform = _explicit(flat, recovery, plan, residual.reshape(flat.shape))
+        residual = None
+    else:
+        y, statistics, transform = _explicit(flat, recovery, plan)
     y = like_input(y.reshape(x.shape), x)
-    return Result(finish(y, act, residual), statistics, transform)
-
-
-def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
-    """act(y + residual)."""
-    if residual is not None:
-        y = (y + residual).to(y.dtype)
-    return y if act is None else ACTIVATIONS[act](y)
+    return Result(finish(y, None if fused else act, residual), statistics, transform)
 
 
 def check_input(x: Tensor, residual: Tensor | None = None) -> None:
@@ -249,7 +244,7 @@ def check_count(flat: Tensor, plan: Plan, statistics: Statistics | None) -> None
         )
 
 
-def _explicit(x: Tensor, recovery: Recovery, plan: Plan) -> Result:
+def _explicit(x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None = None) -> Result:
     """Six steps, one autograd node; recoveries that do not fold into its matrix follow it."""
     if isinstance(recovery, Coloring) and not ("d" in plan.area.roles and plan.folds_recovery):
         # in the working precision, so that the output is rounded once
@@ -258,7 +253,7 @@ def _explicit(x: Tensor, recovery: Recovery, plan: Plan) -> Result:
         return Result(y, bare.statistics, bare.transform)
     color = recovery.color if isinstance(recovery, Coloring) else None
     weight = recovery.weight if isinstance(recovery, Affine) else None
-    y, saved = autograd.run(x, weight, recovery.bias, color, plan)
+    y, saved = autograd.run(x, weight, recovery.bias, color, plan, residual)
     problems = list(explicit.unpack(saved, plan, *x.shape))
     count = problems[0].m if saved.count is None or not plan.group else saved.count
     statistics = Statistics(

@@ -13,7 +13,8 @@ import torch
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import INTERPRETING, choose
+from isonorm.kernels import INTERPRETING, autograd, choose
+from isonorm.kernels.plan import make_plan
 from isonorm.recovery import Affine
 
 DEVICE = "cpu" if INTERPRETING else "cuda"
@@ -28,6 +29,7 @@ SHAPES = [
     pytest.param((40, 16), 16, id="no-positions"),
     pytest.param((5, 12, 4, 3), 5, id="remainder-of-2"),
     pytest.param((3, 40, 7, 9), 16, id="odd-positions-half-group-left"),
+    pytest.param((7, 5, 6), 2, id="expanded-cotangent-remainder-of-1"),
     pytest.param((6, 20, 9, 9), 20, id="group-not-a-power-of-two"),
 ]
 OPERATIONS = [
@@ -54,23 +56,114 @@ def passes(x, dy, weight, bias, group_size, op, backend):
     return [y, statistics.mean, statistics.cov, *torch.autograd.grad(y, inputs, dy)]
 
 
-def check(shape, group_size, op, dtype, layout) -> None:
+def make_inputs(shape, dtype, layout):
+    """An activation with a mean, two more of its shape, γ and β."""
     channels = shape[1]
     broadcast = (1, channels) + (1,) * (len(shape) - 2)
     scale = torch.rand(channels, device=DEVICE).view(broadcast) + 0.5
-    x = (torch.randn(shape, device=DEVICE) * scale + 3 * scale).to(dtype)
-    dy = torch.randn(shape, device=DEVICE).to(dtype)
+    x = torch.randn(shape, device=DEVICE) * scale + 3 * scale
+    like_x = [x.to(dtype), *(torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))]
     if layout == "channels_last" and len(shape) == 4:
-        x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
+        like_x = [t.contiguous(memory_format=torch.channels_last) for t in like_x]
     weight, bias = torch.rand(channels, device=DEVICE) + 0.5, torch.randn(channels, device=DEVICE)
+    return *like_x, weight, bias
+
+
+def relative_error(got, want) -> float:
+    return ((got.double() - want).norm() / want.norm().clamp(min=1e-12)).item()
+
+
+def check(shape, group_size, op, dtype, layout) -> None:
+    x, dy, _, weight, bias = make_inputs(shape, dtype, layout)
+    dy = dy[:, :, :1].expand_as(x) if len(shape) == 3 else dy  # a cotangent with strides of its own
     got = passes(x, dy, weight, bias, group_size, op, "triton")
     exact = [t.double() for t in (x, dy, weight, bias)]
     want = passes(*exact, group_size, op, "torch")
     assert got[0].dtype == dtype and got[0].stride() == x.stride()
     for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
-        error = (g.double() - w).norm() / w.norm().clamp(min=1e-12)
         tolerances = EXACT_TOLERANCE if op.method in ("polar", "cholesky") else TOLERANCE
-        assert error < tolerances[dtype], (name, error.item())
+        assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
+
+
+def check_fused(shape, group_size, op, dtype, layout, act, with_residual) -> None:
+    """An activation and a residual inside the kernels, against the same composed in float64."""
+    x, dy, residual, weight, bias = make_inputs(shape, dtype, layout)
+    inputs = [t.detach().requires_grad_() for t in (x, weight, bias, residual)]
+    if not with_residual:
+        del inputs[3]
+    options = {"area": area.batch(group_size), "operation": op, "eps": 1e-2}
+    with isonorm.backend("triton"):
+        y, _ = isonorm.functional.normalize(
+            inputs[0],
+            recovery=Affine(inputs[1], inputs[2]),
+            act=act,
+            residual=inputs[3] if with_residual else None,
+            **options,
+        )
+    assert y.dtype == dtype and y.stride() == x.stride()
+    got = [y, *torch.autograd.grad(y, inputs, dy)]
+
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    with isonorm.backend("torch"):
+        s, _ = isonorm.functional.normalize(
+            exact[0], recovery=Affine(exact[1], exact[2]), **options
+        )
+    s = s + exact[3] if with_residual else s
+    if act == "relu":  # near zero rounding decides: the gradient must pass where the output did
+        want_y = torch.relu(s)
+        passed = torch.where(y > 0, s, 0)
+    else:
+        want_y = passed = torch.nn.functional.silu(s) if act == "silu" else s
+    want = [want_y, *torch.autograd.grad(passed, exact, dy.double())]
+    names = ("y", "dx", "dγ", "dβ", "dresidual")[: len(got)]
+    tolerances = EXACT_TOLERANCE if op.method == "polar" else TOLERANCE
+    for name, g, w in zip(names, got, want, strict=True):
+        assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
+
+
+def check_twice_differentiated(act, with_residual) -> None:
+    """A Hessian-vector product through the fused layer, against the composition in float64."""
+    found = []
+    x, direction, residual, weight, bias = make_inputs((6, 4, 5), torch.float32, "nchw")
+    cotangent = torch.randn_like(x)
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias, residual)]
+        with isonorm.backend(backend):
+            y, _ = isonorm.functional.normalize(
+                leaves[0],
+                area=area.batch(2),
+                operation=operation.whiten("newton", 3),
+                recovery=Affine(leaves[1], leaves[2]),
+                act=act,
+                residual=leaves[3] if with_residual else None,
+            )
+        wanted = leaves if with_residual else leaves[:3]
+        grads = torch.autograd.grad(y, wanted, cotangent.to(dtype), create_graph=True)
+        mixed = (grads[0] * direction.to(dtype)).sum() + (grads[-1] * grads[-1]).sum()
+        found.append(torch.autograd.grad(mixed, leaves, allow_unused=True))
+    for got, want in zip(*found, strict=True):
+        want = torch.zeros(()) if want is None else want
+        got = torch.zeros(()) if got is None else got
+        assert torch.allclose(got.double(), want.double(), rtol=1e-3, atol=1e-3)
+
+
+def check_fused_operators() -> None:
+    """Schema, fakes, autograd and AOT dispatch of the operators with something fused."""
+    x, dy, residual, weight, bias = make_inputs((6, 5, 4), torch.float32, "nchw")
+    for act, extra in (("relu", True), ("silu", True), ("relu", False), ("", True)):
+        plan = make_plan(area.batch(2), operation.whiten("newton", 3), 1e-2, "", "triton", act)
+        leaves = [t.detach().requires_grad_() for t in (x, weight, bias, residual)]
+        arguments = (*leaves[:3], None, leaves[3] if extra else None, plan.encode())
+        torch.library.opcheck(torch.ops.isonorm.normalize.default, arguments)
+        y, _ = autograd.run(*leaves[:3], None, plan, leaves[3] if extra else None)
+        compiled, *_ = torch.ops.isonorm.normalize(*arguments)
+        wanted = leaves if extra else leaves[:3]
+        for a, b in zip(
+            torch.autograd.grad(y, wanted, dy),
+            torch.autograd.grad(compiled, wanted, dy),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
 
 
 @pytest.mark.gpu
@@ -80,6 +173,32 @@ def check(shape, group_size, op, dtype, layout) -> None:
 @pytest.mark.parametrize(("shape", "group_size"), SHAPES)
 def test_kernels_agree_with_float64(shape, group_size, op, dtype, layout) -> None:
     check(shape, group_size, op, dtype, layout)
+
+
+FUSED = [("relu", False), ("relu", True), ("silu", False), ("silu", True), ("identity", True)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("act", "with_residual"), FUSED)
+@pytest.mark.parametrize("op", [OPERATIONS[0], OPERATIONS[2], OPERATIONS[4]], ids=repr)
+@pytest.mark.parametrize(("shape", "group_size"), SHAPES)
+def test_fused_kernels_agree_with_the_composition(
+    shape, group_size, op, act, with_residual, dtype, layout
+) -> None:
+    check_fused(shape, group_size, op, dtype, layout, act, with_residual)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("act", "with_residual"), FUSED)
+def test_fused_kernels_twice_differentiated(act, with_residual) -> None:
+    check_twice_differentiated(act, with_residual)
+
+
+@pytest.mark.gpu
+def test_fused_operators() -> None:
+    check_fused_operators()
 
 
 @pytest.mark.gpu
@@ -147,15 +266,25 @@ def test_the_choice_gives_a_reason() -> None:
 
 INTERPRETED = """
 import torch
-from tests_kernels import OPERATIONS, SHAPES, check
+from tests_kernels import (
+    FUSED, OPERATIONS, SHAPES, check, check_fused, check_fused_operators, check_twice_differentiated
+)
 torch.manual_seed(0)
 for index, op in enumerate(OPERATIONS):
-    for number, shape in enumerate(SHAPES[:2] if op.is_matrix else SHAPES):
+    for number, shape in enumerate(SHAPES[:2] + SHAPES[3:4] if op.is_matrix else SHAPES):
         # the interpreter multiplies the bit patterns of bfloat16 matrices, so those need a GPU
         half = torch.float16 if op.is_matrix else torch.bfloat16
         dtype = (torch.float32, half)[number % 2]
         layout = ("nchw", "channels_last")[(index + number) % 2]
         check(*shape.values, op, dtype, layout)
+for index, (act, with_residual) in enumerate(FUSED):
+    op = OPERATIONS[(0, 2, 4)[index % 3]]
+    dtype = (torch.float32, torch.float16)[index % 2]
+    layout = ("nchw", "channels_last")[index % 2]
+    check_fused(*SHAPES[1].values, op, dtype, layout, act, with_residual)
+    check_fused(*SHAPES[1].values, OPERATIONS[2], torch.float32, layout, act, with_residual)
+    check_twice_differentiated(act, with_residual)
+check_fused_operators()
 print("all agree")
 """
 

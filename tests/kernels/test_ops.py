@@ -62,17 +62,17 @@ cases = pytest.mark.parametrize("name, recovery", CASES, ids=lambda value: value
 @cases
 def test_normalize(name, recovery):
     tensors, plan = arguments(name, recovery)
-    torch.library.opcheck(torch.ops.isonorm.normalize.default, (*tensors, plan.encode()))
+    torch.library.opcheck(torch.ops.isonorm.normalize.default, (*tensors, None, plan.encode()))
 
 
 @cases
 def test_outputs_lie_as_the_fake_says(name, recovery):
     """A compiler builds on strides, too."""
     tensors, plan = arguments(name, recovery, requires_grad=False)
-    found = torch.ops.isonorm.normalize(*tensors, plan.encode())
+    found = torch.ops.isonorm.normalize(*tensors, None, plan.encode())
     with FakeTensorMode() as mode:
         fakes = [None if t is None else mode.from_tensor(t) for t in tensors]
-        expected = torch.ops.isonorm.normalize(*fakes, plan.encode())
+        expected = torch.ops.isonorm.normalize(*fakes, None, plan.encode())
     for a, b in zip(found, expected, strict=True):
         assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 
@@ -89,9 +89,9 @@ def test_normalize_backward_without_gradients_of_statistics(name):
 
 def check_backward(name, recovery, statistics):
     tensors, plan = arguments(name, recovery, requires_grad=False)
-    y, *saved = torch.ops.isonorm.normalize(*tensors, plan.encode())
+    y, *saved = torch.ops.isonorm.normalize(*tensors, None, plan.encode())
     dmean, dcov = (torch.randn_like(t) if statistics else None for t in saved[1:3])
-    inputs = (torch.randn_like(y), dmean, dcov, *tensors, *saved, plan.encode())
+    inputs = (torch.randn_like(y), dmean, dcov, *tensors, None, *saved, plan.encode())
     # It has no derivative of its own: a backward that is to be differentiated runs the reference.
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.isonorm.normalize_backward.default, inputs, test_utils=checks)
@@ -101,11 +101,11 @@ def check_backward(name, recovery, statistics):
 def test_the_operator_keeps_the_inputs_strides(memory_format):
     plan = PLANS["newton"]
     x = torch.randn(5, C, 3, 4).to(memory_format=memory_format).flatten(2)
-    y, *_ = torch.ops.isonorm.normalize(x, None, None, None, plan.encode())
+    y, *_ = torch.ops.isonorm.normalize(x, None, None, None, None, plan.encode())
     assert y.stride() == x.stride()
     torch.library.opcheck(
         torch.ops.isonorm.normalize.default,
-        (x.requires_grad_(), None, None, None, plan.encode()),
+        (x.requires_grad_(), None, None, None, None, plan.encode()),
     )
 
 
@@ -114,7 +114,7 @@ def test_the_operator_is_the_eager_function(name, recovery):
     """Both wrappers of the explicit path, by outputs and gradients."""
     tensors, plan = arguments(name, recovery)
     inputs = [t for t in tensors if t is not None]
-    found, _, *statistics = torch.ops.isonorm.normalize(*tensors, plan.encode())[:4]
+    found, _, *statistics = torch.ops.isonorm.normalize(*tensors, None, plan.encode())[:4]
     expected, saved = autograd.run(*tensors, plan)
     cotangents = [torch.randn_like(t) for t in (found, *statistics)]
     results = [
@@ -130,7 +130,7 @@ def test_the_operator_twice_differentiated(name):
     (x, weight, bias, _), plan = arguments(name, "affine")
 
     def normalize(x, weight, bias):
-        return torch.ops.isonorm.normalize(x, weight, bias, None, plan.encode())[0]
+        return torch.ops.isonorm.normalize(x, weight, bias, None, None, plan.encode())[0]
 
     assert torch.autograd.gradgradcheck(normalize, (x, weight, bias), fast_mode=True)
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from ..activation import finish
 from ..statistics import no_autocast, working_dtype
 from . import explicit, reference
 from .explicit import Saved, recovery_of
@@ -20,22 +21,27 @@ from .plan import Plan, pack
 
 
 def run(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, color: Tensor | None, plan: Plan
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    color: Tensor | None,
+    plan: Plan,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Saved]:
     """Normalizes an (N, C, S) tensor. Gradients flow through y, mean and cov."""
     dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
     if plan.backend == "triton" and not dense:
         x = x.contiguous()  # kernels walk input and output by the same strides
     if torch.compiler.is_compiling():
-        y, *saved = _forward_op(x, weight, bias, color, plan.encode())
+        y, *saved = _forward_op(x, weight, bias, color, residual, plan.encode())
     else:
-        y, *saved = _Explicit.apply(x, weight, bias, color, plan)
+        y, *saved = _Explicit.apply(x, weight, bias, color, residual, plan)
     return y, Saved(*saved)
 
 
-def _forward(x, weight, bias, color, plan: Plan) -> tuple[Tensor | None, ...]:
+def _forward(x, weight, bias, color, residual, plan: Plan) -> tuple[Tensor | None, ...]:
     with _no_autocast(x):
-        y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan)
+        y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan, residual)
     return (y, *saved)
 
 
@@ -49,9 +55,10 @@ def _no_autocast(x: Tensor) -> AbstractContextManager:
     return no_autocast(x)
 
 
-def _backward(dy, dmean, dcov, x, weight, bias, color, saved: Saved, plan: Plan):
+def _backward(dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan):
+    recovery = recovery_of(weight, bias, color)
     with _no_autocast(x):
-        return explicit.backward(dy, dmean, dcov, x, recovery_of(weight, bias, color), saved, plan)
+        return explicit.backward(dy, dmean, dcov, x, recovery, saved, plan, extra)
 
 
 def _is_batched(grad: Tensor | None) -> bool:
@@ -64,19 +71,27 @@ def _is_batched(grad: Tensor | None) -> bool:
     )
 
 
-def _differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan: Plan):
+def _differentiable_backward(
+    dy, dmean, dcov, x, weight, bias, color, extra, plan: Plan, has_residual: bool
+):
     """The same gradients as a graph, by differentiating the reference."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Aliases: a gradient asked of x itself would run on, through x's history, into parameters
         # that an earlier layer shares with this one.
         own = [None if t is None else t.view_as(t) for t in (x, weight, bias, color)]
+        own.append(_residual_alias(x, extra, plan) if has_residual else None)
         wanted = [i for i, t in enumerate(own) if t is not None and t.requires_grad]
         if not wanted:
             raise RuntimeError(
                 "nothing to differentiate: no input of this normalization requires a gradient."
             )
-        outputs = reference.run_packed(own[0], recovery_of(*own[1:]), plan)  # type: ignore[arg-type]
+        y, *statistics = reference.run_packed(own[0], recovery_of(*own[1:4]), plan)  # type: ignore[arg-type]
+        if extra is not None and plan.act == "relu":
+            y = torch.where(extra.detach() <= 0, 0, y + own[4])
+        else:
+            y = finish(y, plan.act, own[4])
+        outputs = (y, *statistics)
     pairs = [
         (o, g)
         for o, g in zip(outputs, (dy, dmean, dcov), strict=True)
@@ -93,13 +108,24 @@ def _differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan: Plan
     return tuple(found.get(i) for i in range(len(own)))
 
 
+def _residual_alias(x: Tensor, extra: Tensor | None, plan: Plan) -> Tensor:
+    """What stands for the residual: itself for silu; elsewhere the output is linear in it, where it
+    matters at all, so that any value gives the same gradients.
+    """
+    if plan.act == "silu" and extra is not None:
+        return extra.view_as(extra)
+    return torch.zeros_like(x, requires_grad=True)
+
+
 class _Explicit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, color, plan: Plan):
-        y, *saved = _forward(x, weight, bias, color, plan)
+    def forward(ctx, x, weight, bias, color, residual, plan: Plan):
+        y, *saved = _forward(x, weight, bias, color, residual, plan)
         ctx.plan = plan
+        ctx.residual_dtype = None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, bias, color, *saved)
+        extra = explicit.extra_to_save(plan, y, residual)  # type: ignore[arg-type]
+        ctx.save_for_backward(x, weight, bias, color, extra, *saved)
         count, _, _, w, memo = saved
         ctx.mark_non_differentiable(w, memo, *(() if count is None else (count,)))
         return (y, *saved)
@@ -107,30 +133,44 @@ class _Explicit(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         dy, _, dmean, dcov, *_ = grads
-        x, weight, bias, color, *saved = ctx.saved_tensors
+        x, weight, bias, color, extra, *saved = ctx.saved_tensors
         if dy is None and dmean is None and dcov is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         if torch.is_grad_enabled() or any(map(_is_batched, grads)):
-            return (
-                *_differentiable_backward(dy, dmean, dcov, x, weight, bias, color, ctx.plan),
-                None,
-            )
+            return _as_inputs(
+                ctx,
+                *_differentiable_backward(
+                    dy, dmean, dcov, x, weight, bias, color, extra, ctx.plan,
+                    ctx.residual_dtype is not None,
+                ),
+            )  # fmt: skip
         dy = torch.zeros_like(x) if dy is None else dy
-        dx, dweight, dbias = _backward(
-            dy, dmean, dcov, x, weight, bias, color, Saved(*saved), ctx.plan
+        dx, dgain, dbias, g = _backward(
+            dy, dmean, dcov, x, weight, bias, color, extra, Saved(*saved), ctx.plan
         )
-        return (
-            (dx, None, dbias, dweight, None)
-            if color is not None
-            else (dx, dweight, dbias, None, None)
-        )
+        dweight, dcolor = (dgain, None) if color is None else (None, dgain)
+        return _as_inputs(ctx, dx, dweight, dbias, dcolor, dy if g is None else g)
+
+
+def _as_inputs(ctx, dx, dweight, dbias, dcolor, dresidual):
+    """Gradients in the order of forward's inputs, the residual's in its dtype."""
+    if ctx.residual_dtype is None or dresidual is None:
+        dresidual = None
+    else:
+        dresidual = dresidual.to(ctx.residual_dtype)
+    return dx, dweight, dbias, dcolor, dresidual, None
 
 
 @torch.library.custom_op("isonorm::normalize", mutates_args=())
 def _forward_op(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, color: Tensor | None, plan: str
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    color: Tensor | None,
+    residual: Tensor | None,
+    plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    y, count, *saved = _forward(x, weight, bias, color, Plan.decode(plan))
+    y, count, *saved = _forward(x, weight, bias, color, residual, Plan.decode(plan))
     count = x.new_empty(0) if count is None else count
     return (y, count, *map(_owned, saved))  # type: ignore[return-value]
 
@@ -141,7 +181,7 @@ def _owned(t: Tensor) -> Tensor:
 
 
 @_forward_op.register_fake
-def _(x, weight, bias, color, plan):
+def _(x, weight, bias, color, residual, plan):
     decoded = Plan.decode(plan)
     shapes = decoded.problem_shapes(*x.shape)
     dtype = working_dtype(x)
@@ -170,42 +210,50 @@ def _backward_op(
     weight: Tensor | None,
     bias: Tensor | None,
     color: Tensor | None,
+    extra: Tensor | None,
     count: Tensor,
     mean: Tensor,
     cov: Tensor,
     w: Tensor,
     memo: Tensor,
     plan: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     saved = Saved(count if count.numel() else None, mean, cov, w, memo)
-    grads = _backward(dy, dmean, dcov, x, weight, bias, color, saved, Plan.decode(plan))
+    grads = _backward(dy, dmean, dcov, x, weight, bias, color, extra, saved, Plan.decode(plan))
     return tuple(x.new_empty(0) if g is None else g for g in grads)  # type: ignore[return-value]
 
 
 @_backward_op.register_fake
-def _(dy, dmean, dcov, x, weight, bias, color, count, mean, cov, w, memo, plan):
+def _(dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, plan):
     first = color if color is not None else weight
     like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
-    return torch.empty_like(x), like(first), like(bias)
+    return torch.empty_like(x), like(first), like(bias), like(None if extra is None else x)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, weight, bias, color, plan = inputs
+    x, weight, bias, color, residual, plan = inputs
     ctx.plan = plan
-    ctx.save_for_backward(x, weight, bias, color, *output[1:])
+    ctx.residual_dtype = None if residual is None else residual.dtype
+    extra = explicit.extra_to_save(Plan.decode(plan), output[0], residual)
+    ctx.save_for_backward(x, weight, bias, color, extra, *output[1:])
 
 
 def _op_backward(ctx, *grads):
     dy, _, dmean, dcov, *_ = grads
-    x, weight, bias, color, *saved = ctx.saved_tensors
+    x, weight, bias, color, extra, *saved = ctx.saved_tensors
+    given = (dy, dmean, dcov, x, weight, bias, color, extra)
     if torch.is_grad_enabled():
-        plan = Plan.decode(ctx.plan)
-        return (*_differentiable_backward(dy, dmean, dcov, x, weight, bias, color, plan), None)
-    dx, dweight, dbias = _backward_op(dy, dmean, dcov, x, weight, bias, color, *saved, ctx.plan)
-    dbias = None if bias is None else dbias
-    if color is not None:
-        return dx, None, dbias, dweight, None
-    return dx, None if weight is None else dweight, dbias, None, None
+        plan, has_residual = Plan.decode(ctx.plan), ctx.residual_dtype is not None
+        return _as_inputs(ctx, *_differentiable_backward(*given, plan, has_residual))
+    dx, dgain, dbias, g = _backward_op(*given, *saved, ctx.plan)
+    return _as_inputs(
+        ctx,
+        dx,
+        None if weight is None else dgain,
+        None if bias is None else dbias,
+        None if color is None else dgain,
+        dy if extra is None else g,
+    )
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_setup_context)

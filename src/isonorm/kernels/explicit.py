@@ -15,6 +15,9 @@ The steps themselves are ``plain`` or ``gpu``: this module only walks through th
 belong to problems travel packed: as they are for one block, the usual case; flat, one after the
 other, for two.
 
+Kernels may fuse what follows, y = act(A(x − μ) + β + residual): step 3 then writes that, and steps
+4 and 6 see act′·dy for dy, which is the residual's gradient, too.
+
 Index legend: b problems, d features, m samples.
 """
 
@@ -55,11 +58,14 @@ def _steps(plan: Plan) -> ModuleType:
     return plain
 
 
-def forward(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Saved]:
+def forward(
+    x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None = None
+) -> tuple[Tensor, Saved]:
     """Steps 1 to 3 on an (N, C, S) tensor."""
     steps = _steps(plan)
     shapes = plan.problem_shapes(*x.shape)
-    works = [steps.prepare(x, block, plan) for block, *_ in shapes]
+    residual = None if residual is None else _walkable(residual, x, plan)
+    works = [steps.prepare(x, block, plan, residual) for block, *_ in shapes]
     count = None
     if plan.group:
         measured = [steps.moments(work, plan) for work in works]
@@ -76,6 +82,23 @@ def forward(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Saved]:
     return y, Saved(count, pack(means), pack(covs), pack(ws), pack(memos))
 
 
+def _walkable(t: Tensor, x: Tensor, plan: Plan) -> Tensor:
+    """Kernels walk every activation by x's strides, whichever block of it they are at."""
+    if plan.backend != "triton" or t.stride() == x.stride():
+        return t
+    return torch.empty_like(x, dtype=t.dtype).copy_(t)
+
+
+def extra_to_save(plan: Plan, y: Tensor, residual: Tensor | None) -> Tensor | None:
+    """What tells the input of the activation, besides x, where a residual went into it.
+
+    For relu y does, which whoever uses it keeps anyway; without a residual, x alone does.
+    """
+    if residual is None or not plan.act:
+        return None
+    return y if plan.act == "relu" else residual
+
+
 def backward(
     dy: Tensor,
     dmean: Tensor | None,
@@ -84,8 +107,10 @@ def backward(
     recovery: Recovery,
     saved: Saved,
     plan: Plan,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Steps 4 to 6: dx, the gradient of the recovery's weight or color, and that of its bias.
+    extra: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Steps 4 to 6: dx, the gradient of the recovery's weight or color, that of its bias, and,
+    given the ``extra`` of forward, that of the residual.
 
     ``dmean`` and ``dcov`` are the gradients of the statistics themselves, for losses that use them.
     The parameters' gradients stay sums over this rank, as data parallelism expects; dx uses sums
@@ -93,10 +118,13 @@ def backward(
     """
     steps, dtype = _steps(plan), working_dtype(x)
     problems = list(unpack(saved, plan, *x.shape))
-    works = [steps.prepare(x, p.block, plan) for p in problems]
+    dy, g = _walkable(dy, x, plan), None
+    if extra is not None:
+        extra, g = _walkable(extra, x, plan), torch.empty_like(x)
+    works = [steps.prepare(x, p.block, plan, extra, g) for p in problems]
     if not plan.operation.centers:
         dmean = None  # that mean is the constant zero
-    extra = [grad.to(dtype) for grad in (dmean, dcov) if grad is not None]
+    of_statistics = [grad.to(dtype) for grad in (dmean, dcov) if grad is not None]
     grads: list[Gradients] = []
     m: Tensor | int = max(problems[0].m, 1)  # an empty batch's gradients are zero in any case
     if saved.count is None:
@@ -107,25 +135,25 @@ def backward(
         local = [
             steps.sums(work, dy, p, recovery, plan) for work, p in zip(works, problems, strict=True)
         ]
-        total = all_reduce([t for s in local for t in s[:2]] + extra, plan.group)
-        extra = total[2 * len(problems) :]
+        total = all_reduce([t for s in local for t in s[:2]] + of_statistics, plan.group)
+        of_statistics = total[2 * len(problems) :]
         for i, (p, own) in enumerate(zip(problems, local, strict=True)):
             shared = own._replace(f=total[2 * i], outer=total[2 * i + 1])
             dweight, dbias = plain.parameter_gradients(p, own, recovery, plan)
             both = plain.gradients(p, shared, recovery, plan, m)
             grads.append(both._replace(dweight=dweight, dbias=dbias))
     if dmean is not None:
-        for i, part in enumerate(cut(extra.pop(0), [p.mean.shape for p in problems])):
+        for i, part in enumerate(cut(of_statistics.pop(0), [p.mean.shape for p in problems])):
             grads[i] = grads[i]._replace(shift=grads[i].shift + part / m)
     if dcov is not None:
-        for i, part in enumerate(cut(extra.pop(0), [p.cov.shape for p in problems])):
+        for i, part in enumerate(cut(of_statistics.pop(0), [p.cov.shape for p in problems])):
             grads[i] = grads[i]._replace(slope=grads[i].slope + (part + part.mT) / m)
 
     dx = torch.empty_like(x)
     for work, p, grad in zip(works, problems, grads, strict=True):
         steps.backward_apply(work, dy, dx, p, grad, recovery, plan)
-    dweight = _joined(recovery.gain, [g.dweight for g in grads])
-    return dx, dweight, _joined(recovery.bias, [g.dbias for g in grads])
+    dweight = _joined(recovery.gain, [part.dweight for part in grads])
+    return dx, dweight, _joined(recovery.bias, [part.dbias for part in grads]), g
 
 
 def _joined(parameter: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -23,7 +23,10 @@ class Work(NamedTuple):
     ops: Layout
 
 
-def prepare(x: Tensor, block: Block, plan: Plan) -> Work:
+def prepare(
+    x: Tensor, block: Block, plan: Plan, extra: Tensor | None = None, g: Tensor | None = None
+) -> Work:
+    assert extra is None and g is None and not plan.act, "only kernels fuse what follows"
     return Work(block, layout(plan.area, block.view(x), working_dtype(x)))
 
 

@@ -72,8 +72,8 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Area and operation of one pass, its eps, the process group it reduces over ("" for none) and
-    the implementation that runs it.
+    """Area and operation of one pass, its eps, the process group it reduces over ("" for none), the
+    implementation that runs it, and the activation fused with it ("" for none).
 
     The area is featurewise where the operation treats features one by one, so that ``"d" in
     area.roles`` says whether there are matrices to multiply.
@@ -84,6 +84,7 @@ class Plan:
     eps: float
     group: str = ""
     backend: str = "torch"
+    act: str = ""
     _shapes: dict[tuple[int, int, int], list[tuple[Block, int, int, int]]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -131,7 +132,9 @@ class Plan:
         root = self.root(d, device)
         if self.fuses_root(d, device):
             assert isinstance(root, Recurrence)
-            return (len(root.steps) * (4 if root.name == "polar" else 3), b, d, d)
+            last, others = (2, 4) if root.name == "polar" else (1, 3)
+            steps = len(root.steps)
+            return (others * (steps - 1) + last if steps else 0, b, d, d)
         return (0,) if root is None else root.memo_shape(b, d)
 
     def encode(self) -> str:
@@ -142,12 +145,12 @@ class Plan:
         c = _constant
         area = f"{a.name} {a.roles} {a.features} {c(a.group_size)} {c(a.num_groups)}"
         kind = f"{o.name} {o.centers} {o.scales} {c(o.norm)} {o.method} {c(o.num_iters)}"
-        return f"{area} {kind} {c(self.eps)} {self.backend} {self.group}"
+        return f"{area} {kind} {c(self.eps)} {self.backend} {self.act} {self.group}"
 
     @staticmethod
     @lru_cache(maxsize=512)
     def decode(text: str) -> Plan:
-        words = text.split(" ", 13)
+        words = text.split(" ", 14)
         name, roles, features, size, count, kind, centers, scales, norm, method, steps = words[:11]
         area = Area(name, roles, features, _integer(size), _integer(count))  # type: ignore[arg-type]
         operation = Operation(
@@ -158,14 +161,17 @@ class Plan:
             None if method == "None" else method,
             _integer(steps),
         )
-        return Plan(area, operation, float(words[11]), group=words[13], backend=words[12])
+        eps, backend, act, group = words[11:]
+        return Plan(area, operation, float(eps), group, backend, act)
 
 
-def make_plan(area: Area, operation: Operation, eps: float, group: str, backend: str) -> Plan:
+def make_plan(
+    area: Area, operation: Operation, eps: float, group: str, backend: str, act: str = ""
+) -> Plan:
     """The same plan for the same choices, so that it remembers what it has worked out."""
     if torch.compiler.is_compiling():
-        return Plan(area, operation, eps, group, backend)
-    return _cached_plan(area, operation, eps, group, backend)
+        return Plan(area, operation, eps, group, backend, act)
+    return _cached_plan(area, operation, eps, group, backend, act)
 
 
 _cached_plan = lru_cache(maxsize=512)(Plan)

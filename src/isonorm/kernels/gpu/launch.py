@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 
 class Launcher:
@@ -35,11 +36,24 @@ class Launcher:
             stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)
             self.run(*tensors, *self.rest, stream=stream)
             return
-        compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+        compiled = self._launch(*tensors)
         if compiled is not None and addresses % 16 == 0:  # Triton's interpreter compiles nothing
             names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
             self.rest = (*self.numbers, *(self.constants[name] for name in names))
             self.run = compiled[self.grid + (1,) * (3 - len(self.grid))]
+
+    def _launch(self, *tensors: Tensor) -> Any:
+        """By Triton's own way; with fewer tiles in flight where shared memory does not hold all, as
+        on older cards.
+        """
+        while True:
+            try:
+                return self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+            except OutOfResources:
+                stages = self.constants.get("num_stages", 1)
+                if stages == 1:
+                    raise
+                self.constants = self.constants | {"num_stages": stages - 1}
 
 
 class Launchers:

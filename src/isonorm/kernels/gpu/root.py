@@ -2,9 +2,9 @@
 5).
 
 The mathematics is that of ``roots.recurrence``. All iterates of a group stay in registers and
-shared memory; what the backward pass needs of them, Z (quintic steps only), Q, P and B, goes to the
-memo. Products are three-term TF32, float32 accuracy to a few units in the last place, never fewer
-bits: the iteration amplifies what it is given.
+shared memory; what the backward pass needs of them goes to the memo: of step k Q_k and, for quintic
+steps, Z_k; and, except of the last, P_(k+1) and B_k. Products are three-term TF32, float32 accuracy
+to a few units in the last place, never fewer bits: the iteration amplifies what it is given.
 """
 
 from __future__ import annotations
@@ -119,23 +119,24 @@ def root_kernel(
         b_cov = tl.load(p_cov + o, mask=m, other=0.0)
     b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
+    SLOT_P: tl.constexpr = 2 if QUINTIC else 1
     b_p = b_eye
     if T > 0:
         b_q = _polynomial(b_z, b_eye, p_steps, 0, QUINTIC, PRECISION)
         _keep(p_memo, 0, groups, size, o, m, b_q)
         if QUINTIC:
-            _keep(p_memo, 3, groups, size, o, m, b_z)
+            _keep(p_memo, 1, groups, size, o, m, b_z)
         b_p = b_q
         if T > 1:
             for k in range(1, T):
                 b_b = tl.dot(b_z, b_q, input_precision=PRECISION)
                 b_z = tl.dot(b_b, b_q, input_precision=PRECISION)
-                _keep(p_memo, SLOTS * (k - 1) + 2, groups, size, o, m, b_b)
-                _keep(p_memo, SLOTS * k + 1, groups, size, o, m, b_p)
+                _keep(p_memo, SLOTS * (k - 1) + SLOT_P, groups, size, o, m, b_p)
+                _keep(p_memo, SLOTS * (k - 1) + SLOT_P + 1, groups, size, o, m, b_b)
                 b_q = _polynomial(b_z, b_eye, p_steps, k, QUINTIC, PRECISION)
                 _keep(p_memo, SLOTS * k, groups, size, o, m, b_q)
                 if QUINTIC:
-                    _keep(p_memo, SLOTS * k + 3, groups, size, o, m, b_z)
+                    _keep(p_memo, SLOTS * k + 1, groups, size, o, m, b_z)
                 b_p = tl.dot(b_p, b_q, input_precision=PRECISION)
     tl.store(p_w + o, b_p / tl.sqrt(s), mask=m)
 
@@ -171,24 +172,25 @@ def root_backward_kernel(
     b_cov = tl.load(p_cov + o, mask=m, other=0.0)
     b_sigma, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
+    SLOT_P: tl.constexpr = 2 if QUINTIC else 1
     stride = groups * size * size
     b_dz = 0.5 * (b_dw + tl.trans(b_dw)) / tl.sqrt(s)
     b_dp = tl.zeros((D, D), tl.float32)
     for k in range(0, T):
         b_dq = tl.load(p_steps + 3 * k + 1) * b_dz
         if QUINTIC:
-            b_z = tl.load(p_memo + (SLOTS * k + 3) * stride + o, mask=m, other=0.0)
+            b_z = tl.load(p_memo + (SLOTS * k + 1) * stride + o, mask=m, other=0.0)
             b_zdz = tl.dot(b_z, b_dz, input_precision=PRECISION)
             b_dq += tl.load(p_steps + 3 * k + 2) * (b_zdz + tl.trans(b_zdz))
         b_q = tl.load(p_memo + SLOTS * k * stride + o, mask=m, other=0.0)
         if k == 0:
             b_dp = b_dq
         else:
-            b_p = tl.load(p_memo + (SLOTS * k + 1) * stride + o, mask=m, other=0.0)
+            b_p = tl.load(p_memo + (SLOTS * (k - 1) + SLOT_P) * stride + o, mask=m, other=0.0)
             b_dp = tl.dot(b_dp, b_q, input_precision=PRECISION)
             b_dp = tl.dot(b_p, b_dq, b_dp, input_precision=PRECISION)
         if k + 1 < T:
-            b_b = tl.load(p_memo + (SLOTS * k + 2) * stride + o, mask=m, other=0.0)
+            b_b = tl.load(p_memo + (SLOTS * k + SLOT_P + 1) * stride + o, mask=m, other=0.0)
             b_h = tl.dot(b_b, b_dq, input_precision=PRECISION)
             b_dz = tl.dot(
                 tl.dot(b_q, b_dz, input_precision=PRECISION), b_q, input_precision=PRECISION

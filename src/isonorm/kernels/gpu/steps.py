@@ -26,7 +26,7 @@ from . import root as roots
 from . import stream
 from .launch import Launcher, Launchers
 
-#: Samples in a tile, by bytes an element.
+#: Samples in a tile, by bytes an operand of the products.
 TILE = {2: 128, 4: 64}
 #: Channels a program standardizes together.
 CHANNELS = 64
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
     d: int  # the power of two ≥ size that kernels use
     reducing: int  # programs a group for kernels that write partial sums
     applying: int  # and for the others
-    numbers: tuple[int, ...]  # n, s, sn, sc, ss, channels, tiles, size: as every kernel takes them
+    numbers: tuple[int, ...]  # n, s, sn, sc, ss, channels, tiles, size, less ALIGN and WIDTH
     constants: dict[str, object]
     launchers: Launchers
 
@@ -90,12 +90,12 @@ def _layout(
     merged = s == 1 or n == 1 or sn == s * ss
     if s == 1:
         ss = sn
-    tile = TILE[dtype.itemsize] // (2 if d > 64 else 1)
+    promote = matrix and plan.operation.method != "newton" and dtype != torch.float32
+    tile = TILE[4 if promote else dtype.itemsize] // (2 if d > 64 else 1)
     if not merged and s % tile:
         tile = min(tile, 64)  # pieces of an image's row: the last is shorter, so keep them short
     tiles = triton.cdiv(n * s, tile) if merged else n * triton.cdiv(s, tile)
-    align = gcd(sc, 16)
-    promote = matrix and plan.operation.method != "newton" and dtype != torch.float32
+    align, width = gcd(sc, 16), 1 if merged else gcd(s, 16)
     constants: dict[str, object] = {
         "D": d,
         "BM": tile,
@@ -104,6 +104,7 @@ def _layout(
         "I64": n * sn >= 2**31 or width * sc >= 2**31,
         "DIAG": not matrix,
         "ALIGN": align,
+        "WIDTH": width,
         "PROMOTE": promote,
         "PRECISION": product_precision(dtype, promote, precision),
         "num_warps": 4 if d <= 64 else 8,
@@ -116,7 +117,7 @@ def _layout(
         d,
         _programs(groups, tiles // TILES_TO_REDUCE, REDUCING_PROGRAMS, device),
         _programs(groups, tiles, APPLYING_PROGRAMS, device),
-        (n, s, sn, sc // align, ss, channels, tiles, size),
+        (n, s // width, sn, sc // align, ss, channels, tiles, size),
         constants,
         Launchers(),
     )
@@ -173,20 +174,40 @@ def _whole(t: Tensor, block: Block, dim: int = 0) -> Tensor:
 
 
 class Work(NamedTuple):
-    """A block of an (N, C, S) input and how the kernels cut it."""
+    """A block of an (N, C, S) input, how the kernels cut it, and what they fuse with it."""
 
     x: Tensor
     block: Block
     lay: Layout
+    extra: Tensor | None  # forward: the residual; backward: see ``explicit.extra_to_save``
+    g: Tensor | None  # where step 4 leaves act′(s)·dy, for the residual and for step 6
 
 
-def prepare(x: Tensor, block: Block, plan: Plan) -> Work:
-    return Work(_whole(x, block, 1), block, layout(x, block, plan))
+def prepare(
+    x: Tensor, block: Block, plan: Plan, extra: Tensor | None = None, g: Tensor | None = None
+) -> Work:
+    extra, g = (None if t is None else _whole(t, block, 1) for t in (extra, g))
+    return Work(_whole(x, block, 1), block, layout(x, block, plan), extra, g)
+
+
+class Map(NamedTuple):
+    """γ·W and β as the kernels take them: any pointer where there is none, and flags."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    dtypes: tuple[torch.dtype, torch.dtype]
+    flags: dict[str, object]
+
+
+def _map(w: Tensor, recovery: Recovery, block: Block) -> Map:
+    weight, bias = (None if t is None else _whole(t, block) for t in (recovery.gain, recovery.bias))
+    flags: dict[str, object] = {"WEIGHT": weight is not None, "BIAS": bias is not None}
+    weight, bias = w if weight is None else weight, w if bias is None else bias
+    return Map((w, weight, bias), (weight.dtype, bias.dtype), flags)
 
 
 def _sums_about_pivot(work: Work, plan: Plan) -> tuple[int, Tensor, Tensor, Tensor | None]:
     """m, the pivot (where μ will lie), room for Σ, and the sums; None of an empty batch."""
-    x, block, lay = work
+    x, block, lay, *_ = work
     b, d, m = plan.area.problem_shape(block, x.shape[0], x.shape[2])
     mean, cov = (x.new_empty(shape, dtype=torch.float32) for shape in ((b, d), (b, d, d)))
     if m == 0:
@@ -294,26 +315,24 @@ def _root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str,
 
 def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
     """Step 3."""
-    x, block, lay = work
+    x, block, lay, residual, _ = work
     if x.numel() == 0:
         return
-    weight, bias = (None if t is None else _whole(t, block) for t in (recovery.gain, recovery.bias))
-    flags = {"WEIGHT": weight is not None, "BIAS": bias is not None}
-    weight, bias = mean if weight is None else weight, mean if bias is None else bias
-    run = lay.launcher("apply_kernel", lay.applying, weight.dtype, bias.dtype, **flags)
-    run(x, _whole(y, block, 1), w, mean, weight, bias)
+    (w, weight, bias), dtypes, flags = _map(w, recovery, block)
+    flags |= {"RESIDUAL": residual is not None, "ACT": plan.act}
+    residual = x if residual is None else residual
+    run = lay.launcher("apply_kernel", lay.applying, *dtypes, residual.dtype, **flags)
+    run(x, _whole(y, block, 1), w, mean, weight, bias, residual)
 
 
-def _gradient(dy: Tensor, work: Work) -> Tensor:
-    """dy's channels of the block with x's strides, which the kernels walk both by."""
-    dy = _whole(dy, work.block, 1)
-    return dy if dy.stride() == work.x.stride() else torch.empty_like(work.x).copy_(dy)
-
-
-def _backward_sums(work: Work, dy: Tensor, mean: Tensor) -> Tensor:
-    x, _, lay = work
+def _backward_sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Tensor:
+    x, block, lay, extra, g = work
     partial = _empty_sums(x, lay)
-    lay.launcher("backward_sums_kernel", lay.reducing)(x, _gradient(dy, work), mean, partial)
+    tensors, dtypes, flags = _map(p.w, recovery, block)
+    flags |= {"EXTRA": extra is not None, "ACT": plan.act}
+    extra, g = x if extra is None else extra, x if g is None else g
+    run = lay.launcher("backward_sums_kernel", lay.reducing, *dtypes, extra.dtype, **flags)
+    run(x, _whole(dy, block, 1), p.mean, partial, *tensors, extra, g)
     return _reduced(partial)
 
 
@@ -322,7 +341,7 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     lay = work.lay
     if p.m == 0:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov))
-    total = _backward_sums(work, dy, p.mean).view(-1)
+    total = _backward_sums(work, dy, p, recovery, plan).view(-1)
     first, second = total[: lay.groups * lay.d], total[lay.groups * lay.d :]
     if lay.constants["DIAG"]:
         return Sums(first[: p.b].view(p.b, 1), second[: p.b].view(p.b, 1, 1))
@@ -337,7 +356,7 @@ def differentiate(
     lay, diagonal = work.lay, work.lay.constants["DIAG"]
     if p.m == 0 or not (diagonal or plan.fuses_root(p.d, p.w.device)):
         return plain.gradients(p, sums(work, dy, p, recovery, plan), recovery, plan, m)
-    total = _backward_sums(work, dy, p.mean)
+    total = _backward_sums(work, dy, p, recovery, plan)
     weight = None if recovery.gain is None else _whole(recovery.gain, work.block)
     dweight, dbias = p.w.new_empty(p.b * p.d), p.w.new_empty(p.b * p.d)
     a, slope, shift = torch.empty_like(p.w), torch.empty_like(p.w), torch.empty_like(p.mean)
@@ -369,10 +388,13 @@ def backward_apply(
     work: Work, dy: Tensor, dx: Tensor, p: Problem, grads: Gradients, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 6."""
-    x, block, lay = work
+    x, block, lay, _, g = work
     if x.numel() == 0:
         return
-    lay.launcher("backward_apply_kernel", lay.applying)(
-        x, _gradient(dy, work), _whole(dx, block, 1),
-        grads.a.contiguous(), grads.slope.contiguous(), p.mean, grads.shift,
+    tensors, dtypes, flags = _map(p.w, recovery, block)
+    flags["ACT"] = plan.act if g is None else ""  # g has been through the activation already
+    g = _whole(dy, block, 1) if g is None else g
+    lay.launcher("backward_apply_kernel", lay.applying, *dtypes, **flags)(
+        x, g, _whole(dx, block, 1),
+        grads.a.contiguous(), grads.slope.contiguous(), p.mean, grads.shift, *tensors,
     )  # fmt: skip

@@ -10,6 +10,14 @@ DIAG treats the D channels of a block one by one (standardization) instead of by
 PROMOTE multiplies 16-bit input as float32: full whitening stretches the smallest directions, and
 with them whatever rounding the operands of its products had.
 
+ACT, an activation after the normalization, and a residual added before it act on tiles that are in
+registers anyway. The backward kernels make the activation's input s again from x, by the forward's
+own products, rather than read it; with a residual, they read the one tensor that tells, p_extra: y
+for relu, which the next layer keeps anyway, the residual itself for silu.
+
+ALIGN and WIDTH are powers of two that divide the channels' stride and an image's positions: numbers
+are passed without them, so that the compiler sees how wide it may load.
+
 Names: i_ index, o_ offset, m_ mask, p_ pointer, b_ block in registers.
 """
 
@@ -50,6 +58,79 @@ def _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexp
 
 
 @triton.jit
+def _store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel):
+    m_tile = m_sample[:, None] & m_channel[None, :]
+    tl.store(
+        p_y + o_sample[:, None] + o_channel[None, :], b_y.to(p_y.dtype.element_ty), mask=m_tile
+    )
+
+
+@triton.jit
+def _load_map(
+    p_w, p_weight, p_bias, p_x, i_group, size, i_global, m_channel,
+    D: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    PROMOTE: tl.constexpr,
+):  # fmt: skip
+    """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ and β."""
+    b_weight = tl.full((D,), 1.0, tl.float32)
+    if WEIGHT:
+        b_weight = tl.load(p_weight + i_global, mask=m_channel, other=0.0).to(tl.float32)
+    b_bias = tl.zeros((D,), tl.float32)
+    if BIAS:
+        b_bias = tl.load(p_bias + i_global, mask=m_channel, other=0.0).to(tl.float32)
+    if DIAG:
+        b_w = tl.load(p_w + i_global, mask=m_channel, other=0.0)
+    else:
+        i_channel = tl.arange(0, D)
+        o_w = i_group * size * size + i_channel[None, :] * size + i_channel[:, None]
+        m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
+        b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
+        if not PROMOTE:
+            b_w = b_w.to(p_x.dtype.element_ty)
+    return b_w, b_weight, b_bias
+
+
+@triton.jit
+def _mapped(
+    b_x, b_w, b_weight, b_bias, p_x,
+    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """γ·W(x − μ) + β of a centred tile, in float32."""
+    if DIAG:
+        b_y = b_x * b_w[None, :]
+    else:
+        b_t = b_x if PROMOTE else b_x.to(p_x.dtype.element_ty)
+        b_y = tl.dot(b_t, b_w, input_precision=PRECISION)
+    if WEIGHT:
+        b_y *= b_weight[None, :]
+    if BIAS:
+        b_y += b_bias[None, :]
+    return b_y
+
+
+@triton.jit
+def _activated(b_s, ACT: tl.constexpr):
+    """act(s). Comparisons are such that NaN passes."""
+    if ACT == "relu":
+        b_s = tl.where(b_s < 0.0, 0.0, b_s)
+    if ACT == "silu":
+        b_s = b_s / (1.0 + tl.exp(-b_s))
+    return b_s
+
+
+@triton.jit
+def _through_activation(b_dy, b_s, ACT: tl.constexpr):
+    """act′(s)·dy."""
+    if ACT == "relu":
+        b_dy = tl.where(b_s <= 0.0, 0.0, b_dy)
+    if ACT == "silu":
+        b_sigmoid = 1.0 / (1.0 + tl.exp(-b_s))
+        b_dy = b_dy * b_sigmoid * (1.0 + b_s * (1.0 - b_sigmoid))
+    return b_dy
+
+
+@triton.jit
 def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIAG: tl.constexpr):
     """One part's sums: first those of all groups, (G, D), then the second ones, (G, D[, D])."""
     groups = tl.num_programs(0)
@@ -68,12 +149,12 @@ def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIA
 def moments_kernel(
     p_x, p_sums, p_pivot, n, s, sn, sc, ss, channels, tiles, size,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, CENTER: tl.constexpr, ALIGN: tl.constexpr,
+    DIAG: tl.constexpr, CENTER: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    sc = sc * ALIGN
+    s, sc = s * WIDTH, sc * ALIGN
     i_channel = tl.arange(0, D)
     m_channel = (i_channel < size) & (i_group * size + i_channel < channels)
     o_channel = (
@@ -110,66 +191,71 @@ def moments_kernel(
 
 @triton.jit
 def apply_kernel(
-    p_x, p_y, p_w, p_mean, p_weight, p_bias, n, s, sn, sc, ss, channels, tiles, size,
+    p_x, p_y, p_w, p_mean, p_weight, p_bias, p_residual, n, s, sn, sc, ss, channels, tiles, size,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ALIGN: tl.constexpr,
+    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 3: y = γ·W(x − μ) + β."""
+    """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    sc = sc * ALIGN
+    s, sc = s * WIDTH, sc * ALIGN
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
     o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
-    if WEIGHT:
-        b_weight = tl.load(p_weight + i_global, mask=m_channel, other=0.0).to(tl.float32)
-    if BIAS:
-        b_bias = tl.load(p_bias + i_global, mask=m_channel, other=0.0).to(tl.float32)
-    if DIAG:
-        b_scale = tl.load(p_w + i_global, mask=m_channel, other=0.0)
-        if WEIGHT:
-            b_scale *= b_weight
-    else:
-        # Wᵀ, for y = x·Wᵀ with samples in rows
-        o_w = i_group * size * size + i_channel[None, :] * size + i_channel[:, None]
-        m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
-        b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
-        if not PROMOTE:
-            b_w = b_w.to(p_x.dtype.element_ty)
+    b_w, b_weight, b_bias = _load_map(
+        p_w,
+        p_weight,
+        p_bias,
+        p_x,
+        i_group,
+        size,
+        i_global,
+        m_channel,
+        D,
+        DIAG,
+        WEIGHT,
+        BIAS,
+        PROMOTE,
+    )
     for i_tile in range(i_part, tiles, parts):
         o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
         b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
         b_x = b_raw.to(tl.float32) - b_mean[None, :]
-        if DIAG:
-            b_y = b_x * b_scale[None, :]
-        else:
-            b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-            b_y = tl.dot(b_t, b_w, input_precision=PRECISION)
-            if WEIGHT:
-                b_y *= b_weight[None, :]
-        if BIAS:
-            b_y += b_bias[None, :]
-        m_tile = m_sample[:, None] & m_channel[None, :]
-        p_tile = p_y + o_sample[:, None] + o_channel[None, :]
-        tl.store(p_tile, b_y.to(p_y.dtype.element_ty), mask=m_tile)
+        b_y = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION)
+        if RESIDUAL:
+            b_y += _load_tile(p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE).to(
+                tl.float32
+            )
+        b_y = _activated(b_y, ACT)
+        _store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel)
 
 
 @triton.jit
 def backward_sums_kernel(
-    p_x, p_dy, p_mean, p_sums, n, s, sn, sc, ss, channels, tiles, size,
+    p_x, p_dy, p_mean, p_sums, p_w, p_weight, p_bias, p_extra, p_g,
+    n, s, sn, sc, ss, channels, tiles, size,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, ALIGN: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
+    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 4: Σ dy and Σ dy(x − μ)ᵀ."""
+    """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, the residual's gradient, which is kept."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    sc = sc * ALIGN
+    s, sc = s * WIDTH, sc * ALIGN
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
     o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
+    REMAKE: tl.constexpr = ACT == "silu" or (ACT == "relu" and not EXTRA)
+    if REMAKE:
+        b_w, b_weight, b_bias = _load_map(
+            p_w, p_weight, p_bias, p_x, i_group, size, i_global, m_channel,
+            D, DIAG, WEIGHT, BIAS, PROMOTE,
+        )  # fmt: skip
     b_first = tl.zeros((D,), tl.float32)
     if DIAG:
         b_second = tl.zeros((D,), tl.float32)
@@ -180,6 +266,22 @@ def backward_sums_kernel(
         b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
         b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE)
         b_x = b_raw.to(tl.float32) - b_mean[None, :]
+        if ACT != "":
+            if REMAKE:
+                b_s = _mapped(
+                    b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION
+                )
+                if EXTRA:
+                    b_s += _load_tile(p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE).to(
+                        tl.float32
+                    )
+            else:
+                b_s = _load_tile(p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE).to(
+                    tl.float32
+                )
+            b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
+            if EXTRA:
+                _store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel)
         b_first += tl.sum(b_dy.to(tl.float32), 0)
         if DIAG:
             b_second += tl.sum(b_x * b_dy.to(tl.float32), 0)
@@ -193,24 +295,31 @@ def backward_sums_kernel(
 
 @triton.jit
 def backward_apply_kernel(
-    p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_shift, n, s, sn, sc, ss, channels, tiles, size,
+    p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_shift, p_w, p_weight, p_bias,
+    n, s, sn, sc, ss, channels, tiles, size,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, ALIGN: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 6: dx = Aᵀdy + slope·(x − μ) + shift."""
+    """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    sc = sc * ALIGN
+    s, sc = s * WIDTH, sc * ALIGN
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
     o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
+    if ACT != "":
+        b_w, b_weight, b_bias = _load_map(
+            p_w, p_weight, p_bias, p_x, i_group, size, i_global, m_channel,
+            D, DIAG, WEIGHT, BIAS, PROMOTE,
+        )  # fmt: skip
     if DIAG:
         b_a = tl.load(p_a + i_global, mask=m_channel, other=0.0)
         b_slope = tl.load(p_slope + i_global, mask=m_channel, other=0.0)
     else:
-        # dx = dy·A + (x − μ)·slope with samples in rows; slope is symmetric
+        # dx = g·A + (x − μ)·slope with samples in rows; slope is symmetric
         o_w = i_group * size * size + i_channel[:, None] * size + i_channel[None, :]
         m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
         b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
@@ -223,6 +332,9 @@ def backward_apply_kernel(
         b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
         b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE)
         b_x = b_raw.to(tl.float32) - b_mean[None, :]
+        if ACT != "":
+            b_s = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION)
+            b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
         if DIAG:
             b_dx = b_dy.to(tl.float32) * b_a[None, :] + b_x * b_slope[None, :]
         else:
@@ -231,6 +343,4 @@ def backward_apply_kernel(
             b_dx = tl.dot(b_g, b_a, input_precision=PRECISION)
             b_dx = tl.dot(b_t, b_slope, b_dx, input_precision=PRECISION)
         b_dx += b_shift[None, :]
-        m_tile = m_sample[:, None] & m_channel[None, :]
-        p_tile = p_dx + o_sample[:, None] + o_channel[None, :]
-        tl.store(p_tile, b_dx.to(p_dx.dtype.element_ty), mask=m_tile)
+        _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel)
