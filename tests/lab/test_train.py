@@ -12,7 +12,7 @@ from isonorm.lab.train import _batches, error_on_test_set, seeded, train
 
 
 def small_mlp(norm: str = "batchnorm") -> nn.Module:
-    return MLP(64, 10, width=16, depth=3, norm=norm)
+    return MLP(64, 10, hidden=(16, 16), norm=norm)
 
 
 def test_an_epoch_of_one_batch_is_one_gradient_step(data):

@@ -93,9 +93,8 @@ class Comparison:
 
 def build(config: Config, data: DataSet, norm: str) -> nn.Module:
     """The network under comparison with one of its normalizations."""
-    return MLP(
-        data.num_features, data.num_classes, width=config.width, depth=config.depth, norm=norm
-    )
+    hidden = (config.width,) * (config.depth - 1)
+    return MLP(data.num_features, data.num_classes, hidden=hidden, norm=norm)
 
 
 def prepare(config: Config) -> DataSet:

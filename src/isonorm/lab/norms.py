@@ -61,6 +61,11 @@ def norm_factory(norm: str | NormFactory | None) -> NormFactory | None:
     DBN(100, group_size=32, method='zca', affine=True, eps=1e-05, momentum=0.1)
     """
     if not isinstance(norm, str):
+        if norm is not None and not callable(norm):
+            raise ValueError(
+                "norm must be a name, a factory called with the number of channels, or None; got "
+                f"{norm!r}."
+            )
         return norm
     name, options = _parse(norm)
     if name == PLAIN:
