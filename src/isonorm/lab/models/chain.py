@@ -14,7 +14,6 @@ from .parts import (
     Norm,
     Parts,
     check_size,
-    classifier,
     he_conv,
     linear,
     resolve,
@@ -66,6 +65,7 @@ class ConvChain(Network):
         fuse_act: bool = False,
     ) -> None:
         check_size("in_channels", in_channels)
+        check_size("num_classes", num_classes)
         parts = Parts(resolve(norm), conv, activation, fuse_act)
         if fuse_act and norm_after_act:
             raise ValueError(
@@ -89,7 +89,7 @@ class ConvChain(Network):
             before, channels = channels, scaled(neurons, width)
             self.add_module(f"linear{number}", linear(before, channels, bias=bias))
             self._append_norm_and_act(parts, channels, number, norm_after_act)
-        self.add_module("fc", classifier(channels, num_classes))
+        self.add_module("fc", linear(channels, num_classes))
 
     def _append_norm_and_act(
         self, parts: Parts, channels: int, number: int, norm_after_act: bool

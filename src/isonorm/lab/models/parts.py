@@ -66,12 +66,6 @@ def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Line
     return layer
 
 
-def classifier(in_features: int, num_classes: int) -> nn.Linear:
-    """The last layer of a network."""
-    check_size("num_classes", num_classes)
-    return linear(in_features, num_classes)
-
-
 @dataclass(frozen=True)
 class Parts:
     """The choices a convolutional network makes at every layer.

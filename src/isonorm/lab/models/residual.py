@@ -15,8 +15,8 @@ from .parts import (
     Norm,
     Parts,
     check_size,
-    classifier,
     he_conv,
+    linear,
     resolve,
     scaled,
 )
@@ -71,15 +71,15 @@ class ResidualNetwork(Network):
         fuse_act: bool = False,
     ) -> None:
         check_size("in_channels", in_channels)
+        check_size("num_classes", num_classes)
         parts = Parts(resolve(norm), conv, fuse_act=fuse_act)
         first = resolve(first_norm, default="plain" if preact else norm)
         channels = scaled(stem_planes, width)
         super().__init__()
 
         kernel_size, stride = (7, 2) if large_images else (3, 1)
-        stem = parts.convolution(
-            in_channels, channels, kernel_size, stride, bias=parts.norm is None and first is None
-        )
+        bias = first is None and (parts.norm is None or not preact)  # whether no norm comes next
+        stem = parts.convolution(in_channels, channels, kernel_size, stride, bias=bias)
         self.add_module("conv1", stem)
         if first is not None:
             norm1 = replace(parts, norm=first).normalization(channels, act=not preact)
@@ -108,7 +108,7 @@ class ResidualNetwork(Network):
         features = resolve(feature_norm)
         if features is not None:
             self.add_module("feature_norm", features(channels))
-        self.add_module("fc", classifier(channels, num_classes))
+        self.add_module("fc", linear(channels, num_classes))
 
 
 def blocks_per_stage(depth: int, *, ends: int) -> int:
