@@ -15,6 +15,7 @@ import torch
 before = set(sys.modules)
 import isonorm
 isonorm.IterNorm(4)(torch.randn(3, 4))
+import isonorm.lab.models  # the networks, too
 new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print(*sorted(new & set({OPTIONAL!r})))
 """

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from inspect import Parameter, signature
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_the_options_passed_on_are_those_of_the_base(base, options, internal):
         for name, parameter in signature(base).parameters.items()
         if parameter.kind is Parameter.KEYWORD_ONLY
     }
-    assert set(options.__annotations__) == keywords - internal
+    assert set(get_type_hints(options)) == keywords - internal
 
 
 @pytest.mark.parametrize(

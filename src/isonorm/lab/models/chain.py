@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from torch import nn
 
 from .parts import (
     ConvFactory,
     Network,
+    NetworkOptions,
     Norm,
     Parts,
     check_size,
@@ -29,17 +30,11 @@ class Conv(NamedTuple):
     pool: bool = False
 
 
-class ChainOptions(TypedDict, total=False):
+class ChainOptions(NetworkOptions, total=False):
     """Keywords of every network without shortcuts."""
 
-    num_classes: int
-    in_channels: int
-    width: float
-    norm: Norm
     activation: str
     norm_after_act: bool
-    conv: ConvFactory
-    fuse_act: bool
 
 
 class ConvChain(Network):

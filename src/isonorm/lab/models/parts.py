@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -64,6 +64,17 @@ def linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Line
     if bias:
         layer.bias = nn.Parameter(torch.zeros(out_features))
     return layer
+
+
+class NetworkOptions(TypedDict, total=False):
+    """Keywords of every convolutional network."""
+
+    num_classes: int
+    in_channels: int
+    width: float
+    norm: Norm
+    conv: ConvFactory
+    fuse_act: bool
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def options_of(network: type[nn.Module]) -> list[str]:
     for name, parameter in signature(network).parameters.items():
         if parameter.kind is Parameter.VAR_KEYWORD:  # **options: Unpack[…Options]
             (passed_on,) = get_args(get_type_hints(network.__init__)[name])
-            names += passed_on.__annotations__
+            names += get_type_hints(passed_on)
         else:
             names.append(name)
     return list(dict.fromkeys(names))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypedDict
 
 from torch import nn
 
@@ -12,6 +11,7 @@ from .blocks import Block
 from .parts import (
     ConvFactory,
     Network,
+    NetworkOptions,
     Norm,
     Parts,
     check_size,
@@ -22,17 +22,11 @@ from .parts import (
 )
 
 
-class ResidualOptions(TypedDict, total=False):
+class ResidualOptions(NetworkOptions, total=False):
     """Keywords of every residual network."""
 
-    num_classes: int
-    in_channels: int
-    width: float
-    norm: Norm
     first_norm: Norm
     feature_norm: Norm
-    conv: ConvFactory
-    fuse_act: bool
 
 
 class ResidualNetwork(Network):
@@ -48,8 +42,8 @@ class ResidualNetwork(Network):
 
     ``first_norm`` is the norm in front of the first block: None means ``norm``, or none at all
     where blocks bring their own (``preact``: norm and ReLU in front of the convolutions, and once
-    more behind the last block). ``feature_norm`` normalizes the pooled features in front of the
-    classifier.
+    more behind the last block); ``"plain"`` means none. ``feature_norm`` normalizes the pooled
+    features in front of the classifier.
     """
 
     def __init__(
