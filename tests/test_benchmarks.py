@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import isonorm
-from benchmarks import cases, check, cpu, measure, plain, report, targets
+from benchmarks import cases, check, cpu, measure, plain, report, resnet50, targets
 from benchmarks.cases import (
     BATCHED,
     CANDIDATES,
@@ -208,6 +208,21 @@ def test_targets(case, looped, batched):
         (looped, True),
         (batched, False),
     ]
+
+
+# --- the networks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind"), [("batchnorm", nn.BatchNorm2d), ("iternorm", isonorm.IterNorm)]
+)
+def test_resnet50_has_53_norms_of_the_kind_that_is_compared(norm, kind):
+    with torch.device("meta"):
+        model = resnet50.network(norm, group_size=32)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d | isonorm.Normalize)]
+    assert len(norms) == 53 and {type(m) for m in norms} == {kind}
+    assert {getattr(m, "group_size", 32) for m in norms} == {32}
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
 
 
 # --- the run --------------------------------------------------------------------------------------
