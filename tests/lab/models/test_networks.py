@@ -206,20 +206,33 @@ def test_width_multiplies_every_number_of_channels():
     assert create_model("wrn_28_10", width=0.01).conv1.out_channels == 1
 
 
-def test_convolutions_can_be_anothers():
-    def weight_normalized(*args, **options) -> nn.Module:
-        return nn.utils.parametrizations.weight_norm(he_conv(*args, **options))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("small_cnn", {}), ("cifar_resnet20", {}), ("preact_resnet", {"depth": 18}), ("resnet18", {})],
+)
+def test_convolutions_can_be_anothers(name, options):
+    options = options | {"width": 1 / 16, "num_classes": 3}
 
-    for name in ("small_cnn", "cifar_resnet20", "preact_resnet", "resnet18"):
-        options = {"depth": 18} if name == "preact_resnet" else {}
-        model = create_model(
-            name, norm="plain", conv=weight_normalized, width=1 / 16, num_classes=3, **options
-        )
-        convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-        assert convolutions
-        assert all(nn.utils.parametrize.is_parametrized(layer) for layer in convolutions)
-        assert all(layer.bias is not None for layer in convolutions)
-        assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    def weight_normalized(*args, **keywords) -> nn.Module:
+        return nn.utils.parametrizations.weight_norm(he_conv(*args, **keywords))
+
+    model = create_model(name, norm="plain", conv=weight_normalized, **options)
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    assert all(nn.utils.parametrize.is_parametrized(layer) for layer in convolutions)
+    assert all(layer.bias is not None for layer in convolutions)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+
+    asked: list[dict] = []
+
+    def listening(*args, **keywords) -> nn.Module:
+        asked.append(keywords)
+        return he_conv(*args, **keywords)
+
+    for norm, expected in (("plain", None), ("batchnorm", False)):
+        asked.clear()
+        create_model(name, norm=norm, conv=listening, **options)
+        assert {keywords.get("bias") for keywords in asked} == {expected}
+        assert len(asked) == len(convolutions)
 
 
 def test_a_network_can_be_cut():

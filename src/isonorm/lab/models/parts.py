@@ -18,7 +18,7 @@ from ..norms import NormFactory, norm_factory
 #: called with the number of channels, or ``"plain"`` or None for none at all.
 Norm = str | NormFactory | None
 
-#: Makes a convolution from ``nn.Conv2d``'s arguments.
+#: Makes a convolution from ``nn.Conv2d``'s arguments; ``bias=False`` is given where a norm follows.
 ConvFactory = Callable[..., nn.Module]
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU}
@@ -46,8 +46,9 @@ def he_conv(
 ) -> nn.Conv2d:
     """A convolution with He et al.'s initialization: N(0, 2/(k²·out_channels)), and zero bias.
 
-    This is what the code of all three papers does for residual networks, and DBN's for its VGG. The
-    bias is made without drawing a number, so that equal seeds mean equal weights, biased or not.
+    EquiNorm states it (Section 6.1); DBN's published code does it, and IterNorm's for ImageNet, but
+    for CIFAR that has U(±1/√(k²·in_channels)), which is ``nn.Conv2d``'s own. The bias is made
+    without drawing a number, so that equal seeds mean equal weights, biased or not.
     """
     conv = nn.Conv2d(
         in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=False
@@ -113,15 +114,14 @@ class Parts:
     ) -> nn.Module:
         """A convolution whose output is as large as its input, but for the stride.
 
-        It has a bias where there is no norm, whose mean would only take it away again.
+        With a norm it has no bias, which the norm's mean would only take away again; without one it
+        is what its factory makes by default.
         """
+        biased = self.norm is None if bias is None else bias
+        options = {} if biased else {"bias": False}
+        padding = kernel_size // 2
         return self.conv(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=kernel_size // 2,
-            bias=self.norm is None if bias is None else bias,
+            in_channels, out_channels, kernel_size, stride=stride, padding=padding, **options
         )
 
     def normalization(self, channels: int, *, act: bool = False) -> nn.Module:

@@ -18,7 +18,7 @@ class VGG(ConvChain):
 
     ``"E"`` is IterNorm's (Section 5.1, supplement Table 2): 16 convolutions, average pooling where
     a fifth max-pooling would be, and one fully connected layer. The paper is silent about the
-    initialization; He et al.'s is chosen.
+    initialization; He et al.'s is chosen, and ``conv=nn.Conv2d`` is what its published code has.
 
     ``"A"`` is DBN's (Section 4.2.1, Figure 5; Table B.1): 8 convolutions. The paper names the
     architecture only; its published code has one hidden layer of 512 neurons in front of the
