@@ -3,8 +3,10 @@
     python -m benchmarks.resnet50                  # batch 256, bfloat16 autocast, channels_last
 
 BatchNorm and IterNorm run in one process: eager against eager, compiled against compiled, and
-compiled with CUDA graphs ("reduce-overhead") against the same. Needs a CUDA device. BatchNorm is
-torch's own, the network the lab's: torchvision's in all but the names of its layers.
+compiled with CUDA graphs ("reduce-overhead") against the same. "iternorm, fused" has its ReLUs and
+residual additions inside the layers (``act="relu"``, ``residual=``), where a compiler puts them for
+BatchNorm. Needs a CUDA device. BatchNorm is torch's own, the network the lab's: torchvision's in
+all but the names of its layers.
 """
 
 from __future__ import annotations
@@ -30,15 +32,22 @@ MODES = {
     "compiled, CUDA graphs": lambda model: torch.compile(model, mode="reduce-overhead"),
 }
 
+#: What is compared: the layer, and whether activations and residuals are part of it.
+NORMS = {
+    "batchnorm": (nn.BatchNorm2d, False),
+    "iternorm": (isonorm.IterNorm, False),
+    "iternorm, fused": (isonorm.IterNorm, True),
+}
+
 
 def network(norm: str, group_size: int) -> nn.Module:
     """ResNet-50 with one of the norms that are compared, always with the same initial weights."""
-    norms = {
-        "batchnorm": nn.BatchNorm2d,
-        "iternorm": partial(isonorm.IterNorm, group_size=group_size),
-    }
+    layer, fuse = NORMS[norm]
+    if layer is isonorm.IterNorm:
+        layer = partial(layer, group_size=group_size)
     torch.manual_seed(0)
-    return create_model("resnet50", norm=norms[norm]).to(memory_format=torch.channels_last)
+    model = create_model("resnet50", norm=layer, fuse_act=fuse)
+    return model.to(memory_format=torch.channels_last)
 
 
 def images_per_second(
@@ -87,18 +96,19 @@ def main() -> None:
     labels = torch.randint(1000, (args.batch,), device="cuda")
     rates: dict[str, float] = {}
     for mode in ("eager",) if args.eager_only else MODES:
-        for norm in ("batchnorm", "iternorm"):
+        for norm in NORMS:
             model = MODES[mode](network(norm, args.group_size).cuda())
             rate, loss = images_per_second(model, images, labels, args)
             if not loss < float("inf"):
                 sys.exit(f"{mode} {norm} diverged: loss {loss}; its speed does not count.")
             rates[f"{mode} {norm}"] = rate
-            print(f"{mode:21} {norm:10} {rate:7.0f} images/s, loss {loss:.2f}", flush=True)
+            print(f"{mode:21} {norm:15} {rate:7.0f} images/s, loss {loss:.2f}", flush=True)
             del model
             torch.compiler.reset()
             torch.cuda.empty_cache()
-        ratio = rates[f"{mode} iternorm"] / rates[f"{mode} batchnorm"]
-        print(f"{mode}: IterNorm runs at {ratio:.3f} x BatchNorm's rate", flush=True)
+        for norm in ("iternorm", "iternorm, fused"):
+            ratio = rates[f"{mode} {norm}"] / rates[f"{mode} batchnorm"]
+            print(f"{mode}: {norm} runs at {ratio:.3f} x BatchNorm's rate", flush=True)
     where = hardware() | {"gpu": torch.cuda.get_device_name()}
     arguments = {name: value for name, value in vars(args).items() if name != "out"}
     record = {"hardware": where, "versions": versions(), "arguments": arguments}

@@ -213,15 +213,16 @@ def test_targets(case, looped, batched):
 # --- the networks ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("norm", "kind"), [("batchnorm", nn.BatchNorm2d), ("iternorm", isonorm.IterNorm)]
-)
-def test_resnet50_has_53_norms_of_the_kind_that_is_compared(norm, kind):
+@pytest.mark.parametrize("norm", resnet50.NORMS)
+def test_resnet50_has_53_norms_of_the_kind_that_is_compared(norm):
+    kind, fused = resnet50.NORMS[norm]
     with torch.device("meta"):
         model = resnet50.network(norm, group_size=32)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d | isonorm.Normalize)]
     assert len(norms) == 53 and {type(m) for m in norms} == {kind}
     assert {getattr(m, "group_size", 32) for m in norms} == {32}
+    # every bottleneck has a fourth norm at most: the shortcut's, before the addition
+    assert sum(getattr(m, "act", None) == "relu" for m in norms) == (49 if fused else 0)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
 
 
