@@ -5,6 +5,7 @@ operation × recovery.
 from . import area as area
 from . import functional as functional
 from . import operation as operation
+from . import optim as optim
 from . import recovery as recovery
 from .kernels import backend as backend
 from .layers import DBN as DBN
