@@ -69,6 +69,17 @@ def test_state_dict_continues_in_a_fresh_optimizer(make):
     torch.testing.assert_close(run(fresh, twin, range(3, 6)), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("make", [LAMB, LANS], ids=lambda make: make.__name__)
+def test_the_count_of_steps_is_loaded_to_its_parameters_device(make, params):
+    optimizer = make(params, lr=0.1)
+    run(optimizer, params)
+    elsewhere = [torch.empty_like(p, device="meta", dtype=torch.bfloat16) for p in params]
+    other = make(elsewhere, lr=0.1)
+    other.load_state_dict(optimizer.state_dict())
+    step = other.state[elsewhere[0]]["step"]
+    assert step.device.type == "meta" and step.dtype == torch.float32
+
+
 @every_optimizer
 def test_deepcopy_steps_alike(make):
     model = nn.Linear(3, 2).double()
@@ -356,3 +367,46 @@ def test_options_out_of_range_are_refused(make, options, message, params):
 def test_each_methods_own_options_are_refused(make, options, message, params):
     with pytest.raises(ValueError, match=message):
         make(params, lr=0.1, **options)
+
+
+@pytest.mark.gpu
+@every_layerwise
+def test_a_step_does_not_wait_for_the_device(make):
+    params = [p.detach().cuda().requires_grad_() for p in make_params(torch.float32)]
+    optimizer = make(params, lr=torch.tensor(0.1))
+    mode = torch.cuda.get_sync_debug_mode()
+    grads = [torch.randn_like(p) for p in params]
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@pytest.mark.gpu
+@every_layerwise
+def test_a_step_can_be_captured(make):
+    def copies():
+        return [p.detach().cuda().requires_grad_() for p in make_params(torch.float32)]
+
+    params, twin = copies(), copies()
+    for p, q in zip(params, twin, strict=True):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+    optimizer, plain = make(params, lr=0.1), make(twin, lr=0.1)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        optimizer.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for _ in range(3):
+        graph.replay()
+    for _ in range(4):
+        plain.step()
+    torch.testing.assert_close(params, twin)

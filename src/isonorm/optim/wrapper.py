@@ -24,7 +24,8 @@ class GradientTransform(Optimizer):
     #: A GradScaler then unscales the gradients itself, whatever the inner optimizer could do.
     _step_supports_amp_scaling = False
 
-    # torch's constructor is left out: what it makes is the inner optimizer's.
+    # torch's constructor is left out: what it makes is the inner optimizer's, and the hooks that it
+    # would have ``step`` call are called by the inner step.
     def __init__(self, optimizer: Optimizer, *, min_ndim: int, in_place: bool) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -62,8 +63,6 @@ class GradientTransform(Optimizer):
             return self.optimizer.step(transformed)
         finally:
             _restore(replaced)
-
-    step.hooked = True  # type: ignore[attr-defined]  # the inner step calls the hooks, once
 
     @torch.no_grad()
     def _exchange(self, replaced: list[tuple[Tensor, Tensor]]) -> None:
