@@ -7,6 +7,7 @@ from . import functional as functional
 from . import operation as operation
 from . import optim as optim
 from . import recovery as recovery
+from . import weights as weights
 from .kernels import backend as backend
 from .layers import DBN as DBN
 from .layers import BatchGroupNorm as BatchGroupNorm

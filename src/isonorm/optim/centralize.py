@@ -1,12 +1,12 @@
 """Gradient centralization (Yong et al., "Gradient Centralization: A New Optimization Technique for
 Deep Neural Networks", ECCV 2020).
 
-The gradient of each weight vector w_i, all the weights of one output, loses its mean (their Eq. 1):
+The gradient of each weight vector w_i, all the weights of one output, loses its mean,
 
     Φ_GC(∇_{w_i} L) = ∇_{w_i} L − μ_{∇_{w_i} L}
 
-before momentum, moments and weight decay come in (their Algorithms 1 and 2). The sum of the weights
-of an output is then left to weight decay alone.
+before momentum, moments and weight decay come in. The sum of the weights of an output is then left
+to weight decay alone.
 """
 
 from __future__ import annotations

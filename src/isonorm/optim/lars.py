@@ -2,7 +2,7 @@
 Training of Convolutional Networks", 2017).
 
 For the weights w of a layer, with gradient g, learning rate γ, momentum m, weight decay β and trust
-coefficient η (their Eq. 6 and Algorithm 1):
+coefficient η (their Algorithm 1):
 
     λ = η·‖w‖/(‖g‖ + β·‖w‖)
     v ← m·v + γ·λ·(g + β·w)

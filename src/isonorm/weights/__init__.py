@@ -1,0 +1,14 @@
+"""Normalizing weights, so that activations are normalized implicitly.
+
+Each method is a ``torch.nn.utils.parametrize`` parametrization, put on a layer by a function of its
+name and taken off by ``torch.nn.utils.parametrize.remove_parametrizations``.
+"""
+
+from .centered import centered_weight_norm as centered_weight_norm
+from .initialization import initialize_from_data as initialize_from_data
+from .mean_only import MeanOnlyBatchNorm as MeanOnlyBatchNorm
+from .orthogonal import orthogonal as orthogonal
+from .propagation import StandardizedActivation as StandardizedActivation
+from .propagation import normalization_propagation as normalization_propagation
+from .standardization import weight_standardization as weight_standardization
+from .weight_norm import weight_norm as weight_norm

@@ -1,0 +1,86 @@
+"""Data-dependent initialization (Salimans & Kingma, 2016, Section 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _WeightNorm
+
+from .centered import CenteredWeightNorm
+from .layout import CONVOLUTIONS, layout_of
+
+
+@torch.no_grad()
+def initialize_from_data(model: nn.Module, *inputs: Any) -> list[str]:
+    """Sets gain and bias of every weight-normalized layer so that, for one batch, each output has
+    mean 0 and variance 1; returns the names of those layers.
+
+        t = v·x/‖v‖,     g ← 1/σ[t],     b ← −μ[t]/σ[t]
+
+    >>> from isonorm.weights import weight_norm
+    >>> layer, x = weight_norm(nn.Linear(3, 2)), 5 + torch.randn(100, 3)
+    >>> initialize_from_data(layer, x)
+    ['']
+    >>> y = layer(x)
+    >>> torch.allclose(y.mean(0), torch.zeros(2), atol=1e-5)
+    True
+    >>> torch.allclose(y.var(0, correction=0), torch.ones(2), atol=1e-5)
+    True
+
+    The model is called once, in the mode it is in; each layer sees what those before it, already
+    initialized, give it. A layer without bias keeps its mean, one without gain its variance, and an
+    output that is constant its scale.
+    """
+    names, hooks = [], []
+    for name, layer in model.named_modules():
+        if _is_weight_normalized(layer):
+            names.append(name)
+            hooks.append(_on_first_call(layer))
+    if not names:
+        raise ValueError(
+            "the model has no linear layer or convolution with weight_norm or centered_weight_norm "
+            "to initialize: put it on first."
+        )
+    try:
+        model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return names
+
+
+def _is_weight_normalized(layer: nn.Module) -> bool:
+    if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
+        return False
+    if not parametrize.is_parametrized(layer, "weight"):
+        return False
+    first, dim = layer.parametrizations["weight"][0], layout_of(layer, "weight", None).dim  # type: ignore[index]
+    if isinstance(first, _WeightNorm):
+        return first.dim == dim  # a length for each input is nothing that outputs determine
+    return isinstance(first, CenteredWeightNorm) and first.gain and first.layout.dim == dim
+
+
+def _on_first_call(layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
+    gain: Tensor = layer.parametrizations["weight"].original0  # type: ignore[index]
+    bias: Tensor | None = layer.bias  # type: ignore[assignment]
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    channel = 1 - weight.ndim  # from the last dimension, with a batch and without
+
+    def initialize(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+        handle.remove()  # a layer that is used again keeps what its first use gave it
+        columns = y.movedim(channel, 0).flatten(1)
+        variance, mean = torch.var_mean(columns, 1, correction=0)
+        scale = variance.where(variance > 0, 1.0).rsqrt()
+        gain.mul_(scale.view_as(gain))
+        if bias is None:
+            mean = torch.zeros_like(mean)
+        else:
+            bias.sub_(mean).mul_(scale)
+        shape = (-1,) + (1,) * (-channel - 1)
+        return (y - mean.view(shape)) * scale.view(shape)
+
+    handle = layer.register_forward_hook(initialize)
+    return handle
