@@ -18,6 +18,7 @@ from .layers import InstanceNorm as InstanceNorm
 from .layers import InstanceWhitening as InstanceWhitening
 from .layers import IterNorm as IterNorm
 from .layers import LayerNorm as LayerNorm
+from .layers import MeanOnlyBatchNorm as MeanOnlyBatchNorm
 from .layers import Normalize as Normalize
 from .layers import PositionalNorm as PositionalNorm
 from .registry import create_norm as create_norm

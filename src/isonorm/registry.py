@@ -25,6 +25,10 @@ _ENTRIES = (
     ),
     Entry(layers.DBN, "Huang et al., Decorrelated Batch Normalization, CVPR 2018"),
     Entry(layers.BatchNorm, "Ioffe & Szegedy, Batch Normalization, ICML 2015"),
+    Entry(
+        layers.MeanOnlyBatchNorm,
+        "Salimans & Kingma, Weight Normalization, NeurIPS 2016",
+    ),
     Entry(layers.LayerNorm, "Ba, Kiros & Hinton, Layer Normalization, 2016"),
     Entry(layers.InstanceNorm, "Ulyanov, Vedaldi & Lempitsky, Instance Normalization, 2016"),
     Entry(layers.GroupNorm, "Wu & He, Group Normalization, ECCV 2018"),

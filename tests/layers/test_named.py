@@ -12,6 +12,13 @@ import torch
 import isonorm
 from isonorm import Normalize, area, functional, operation
 
+
+def center_without_gain(num_features: int, **options) -> Normalize:
+    norm = Normalize(num_features, operation="center", **options)
+    norm.weight = None
+    return norm
+
+
 COMPOSITIONS = [
     pytest.param(
         partial(isonorm.IterNorm, group_size=5, num_iters=7),
@@ -24,6 +31,7 @@ COMPOSITIONS = [
         id="dbn",
     ),
     pytest.param(isonorm.BatchNorm, Normalize, id="batchnorm"),
+    pytest.param(isonorm.MeanOnlyBatchNorm, center_without_gain, id="meanonlybatchnorm"),
     pytest.param(isonorm.LayerNorm, partial(Normalize, area="layer"), id="layernorm"),
     pytest.param(isonorm.InstanceNorm, partial(Normalize, area="instance"), id="instancenorm"),
     pytest.param(

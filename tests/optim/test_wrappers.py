@@ -112,6 +112,23 @@ def test_gradients_return_after_an_exception():
     assert all(p.grad is grad for p, grad in zip(params, grads, strict=True))
 
 
+def test_a_fused_optimizer_behind_a_grad_scaler_sees_unscaled_transforms():
+    params, twin = make_params(torch.float32), make_params(torch.float32)
+    optimizer = normalize_gradients(torch.optim.Adam(params, lr=0.1, fused=True))
+    plain = torch.optim.Adam(twin, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    set_grads(params, 0, scale=8.0)
+    set_grads(twin, 0)
+    for p in twin:
+        p.grad = unit(p.grad)
+    scaler.step(optimizer)
+    plain.step()
+    torch.testing.assert_close(params, twin)
+    set_grads(twin, 0)
+    torch.testing.assert_close([p.grad for p in params], [p.grad for p in twin])
+
+
 def test_groups_and_state_are_the_inner_optimizers():
     inner = torch.optim.SGD(make_params(), lr=0.1, momentum=0.9)
     optimizer = centralize(inner)

@@ -222,6 +222,13 @@ def test_initialization_from_data_works_its_way_up():
     assert not model[0]._forward_hooks  # nothing stays behind
 
 
+def test_a_layer_used_twice_is_initialized_by_its_first_use():
+    layer = weights.weight_norm(nn.Linear(4, 4)).double()
+    x = torch.randn(30, 4, dtype=torch.float64)
+    weights.initialize_from_data(nn.Sequential(layer, nn.ReLU(), layer), x)
+    torch.testing.assert_close(layer(x).mean(0), torch.zeros(4, dtype=torch.float64))
+
+
 def test_a_failed_initialization_leaves_no_hooks():
     layer = weights.weight_norm(nn.Linear(5, 6))
     with pytest.raises(RuntimeError):

@@ -20,6 +20,7 @@ LAYERS = {
     "transposed1d": lambda: nn.ConvTranspose1d(3, 5, 4),
     "transposed2d": lambda: nn.ConvTranspose2d(4, 6, 2, groups=2),  # its groups lie in dimension 0
     "transposed3d": lambda: nn.ConvTranspose3d(2, 2, 2, bias=False),
+    "tall": lambda: nn.Linear(3, 6),  # more outputs than fan-in
     "bilinear": lambda: nn.Bilinear(3, 4, 5),
 }
 METHODS = {

@@ -9,5 +9,6 @@ from .named import InstanceNorm as InstanceNorm
 from .named import InstanceWhitening as InstanceWhitening
 from .named import IterNorm as IterNorm
 from .named import LayerNorm as LayerNorm
+from .named import MeanOnlyBatchNorm as MeanOnlyBatchNorm
 from .named import PositionalNorm as PositionalNorm
 from .normalize import Normalize as Normalize

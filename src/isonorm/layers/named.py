@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
+from torch import nn
+
 from .. import area as areas
 from .. import operation as operations
 from .normalize import BatchOptions, Normalize, SampleOptions
@@ -120,6 +122,38 @@ class BatchNorm(Normalize):
             **_only(BatchOptions, options, self),
         )
         self.affine = affine
+
+
+class MeanOnlyBatchNorm(Normalize):
+    """Mean-only batch normalization, t − μ[t] + b (Salimans & Kingma 2016, Section 4).
+
+    The companion of weight normalization, which settles the scale and leaves the mean to the batch:
+    a bias and no gain.
+
+    >>> import torch
+    >>> y = MeanOnlyBatchNorm(3)(7 + torch.randn(50, 3))
+    >>> torch.allclose(y.mean(0), torch.zeros(3), atol=1e-5)
+    True
+    """
+
+    _echoes = ("affine",)
+
+    def __init__(
+        self, num_features: int, *, affine: bool = True, **options: Unpack[BatchOptions]
+    ) -> None:
+        super().__init__(
+            num_features,
+            area=areas.batch(1),
+            operation="center",
+            recovery=_recovery(affine),
+            **_only(BatchOptions, options, self),
+        )
+        self.affine = affine
+
+    def _initial_parameters(self, device=None, dtype=None) -> dict[str, nn.Parameter]:
+        parameters = super()._initial_parameters(device, dtype)
+        parameters.pop("weight", None)  # the weights before it have their own gain
+        return parameters
 
 
 class LayerNorm(Normalize):

@@ -4,9 +4,9 @@ Each method is a ``torch.nn.utils.parametrize`` parametrization, put on a layer 
 name and taken off by ``torch.nn.utils.parametrize.remove_parametrizations``.
 """
 
+from ..layers import MeanOnlyBatchNorm as MeanOnlyBatchNorm
 from .centered import centered_weight_norm as centered_weight_norm
 from .initialization import initialize_from_data as initialize_from_data
-from .mean_only import MeanOnlyBatchNorm as MeanOnlyBatchNorm
 from .orthogonal import orthogonal as orthogonal
 from .propagation import StandardizedActivation as StandardizedActivation
 from .propagation import normalization_propagation as normalization_propagation

@@ -18,7 +18,7 @@ def weight_norm(module: nn.Module, name: str = "weight", dim: int | None = None)
     ``torch.nn.utils.parametrizations.weight_norm`` itself, except that ``dim=None`` means the
     dimension of the outputs, also in a transposed convolution, and never the whole tensor.
     :func:`initialize_from_data` sets g and the bias from a batch, as the paper does (Section 3);
-    :class:`MeanOnlyBatchNorm` may follow the layer (Section 4).
+    :class:`isonorm.MeanOnlyBatchNorm` may follow the layer (Section 4).
     """
     layout = layout_of(module, name, dim)
     if layout.dim != 0 and layout.groups > 1:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from isonorm.weights import MeanOnlyBatchNorm, weight_norm
+from isonorm import MeanOnlyBatchNorm
+from isonorm.weights import weight_norm
 
 
 @pytest.mark.parametrize("shape", [(8, 3), (4, 3, 5), (2, 3, 4, 4)])
