@@ -237,6 +237,18 @@ def test_nan_takes_its_layer_and_no_other(make):
 
 
 @every_layerwise
+def test_infinity_becomes_nan_in_its_layer(make):
+    params = make_params()
+    optimizer = make(params, lr=0.1)
+    set_grads(params, 0)
+    params[0].grad[1, 2] = float("inf")
+    optimizer.step()
+    assert params[0][1, 2].isnan()
+    assert params[0].isnan().sum() == (1 if make is LARS else params[0].numel())
+    assert all(p.isfinite().all() for p in params[1:])
+
+
+@every_layerwise
 def test_lr_may_be_a_tensor(make):
     params, twin = make_params(), make_params()
     expected = run(make(twin, lr=0.1), twin)
@@ -356,6 +368,7 @@ def test_options_out_of_range_are_refused(make, options, message, params):
     [
         (LARS, {"momentum": 1.0}, "momentum must be a finite number, at least 0 and less than 1"),
         (LARS, {"trust_coefficient": -1}, "trust_coefficient must be"),
+        (LARS, {"trust_coefficient": 0}, "trust_coefficient must be positive"),
         (LARS, {"nesterov": True, "momentum": 0.0}, "nesterov=True needs a momentum"),
         (LAMB, {"betas": 0.9}, "betas must be two numbers"),
         (LANS, {"betas": (0.9, 1.0)}, r"betas\[1\] must be"),

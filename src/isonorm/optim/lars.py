@@ -79,6 +79,8 @@ class LARS(LayerwiseOptimizer):
         super().check(group)
         check_number("momentum", group["momentum"], low=0, below=1)
         check_number("trust_coefficient", group["trust_coefficient"], low=0)
+        if group["trust_coefficient"] == 0:
+            raise ValueError("trust_coefficient must be positive: with 0 no layer would move.")
         if group["nesterov"] and group["momentum"] == 0:
             raise ValueError("nesterov=True needs a momentum; got momentum=0.")
 
