@@ -24,3 +24,7 @@ from .layers import PositionalNorm as PositionalNorm
 from .registry import create_norm as create_norm
 from .registry import list_norms as list_norms
 from .statistics import Statistics as Statistics
+from .weights import EquiConv1d as EquiConv1d
+from .weights import EquiConv2d as EquiConv2d
+from .weights import EquiConv3d as EquiConv3d
+from .weights import EquiLinear as EquiLinear

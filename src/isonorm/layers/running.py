@@ -9,7 +9,7 @@ parameters are not part of it: they may be trained in eval, with statistics froz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,17 @@ from ..kernels import transforms_active
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..statistics import Statistics, group_name, join_matrices, no_autocast
+from .buffers import (
+    WideBuffers,
+    being_recomputed,
+    check_dtype,
+    check_momentum,
+    count_batch,
+    wide_dtype,
+)
 
 
-class RunningTransform(nn.Module):
+class RunningTransform(WideBuffers):
     """The state of a normalization layer: running mean, running Σ or W, and the W that eval uses.
 
     Areas within an example keep none of it, nor does ``track_running_stats=False``.
@@ -53,11 +61,8 @@ class RunningTransform(nn.Module):
         super().__init__()
         if running not in ("covariance", "whitening"):
             raise ValueError(f"running must be 'covariance' or 'whitening'; got {running!r}.")
-        number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
-        if momentum is not None and not (number and 0 <= momentum <= 1):
-            raise ValueError(f"momentum must be None or between 0 and 1; got {momentum!r}.")
-        if dtype is not None and not dtype.is_floating_point:
-            raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
+        check_momentum(momentum)
+        check_dtype(dtype)
         self.num_features = num_features
         self.area = area
         self.operation = operation
@@ -81,8 +86,7 @@ class RunningTransform(nn.Module):
             groups = [self._applied_area.problem_shape(block, 1, 1)[:2] for block in blocks]
             self._num_problems, self._size = sum(b for b, _ in groups), groups[0][1]
             self._num_means = sum(b * d for b, d in groups)
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            options = {"device": device, "dtype": wide}
+            options = {"device": device, "dtype": wide_dtype(dtype)}
             eye = torch.eye(self._size, **options).repeat(self._num_problems, 1, 1)
             self.running_mean = torch.zeros(self._num_means, **options)
             setattr(self, self._running_name, eye)
@@ -149,14 +153,7 @@ class RunningTransform(nn.Module):
         if isinstance(seen, Tensor):
             mean = torch.where(seen, mean, self.running_mean)
             matrix = torch.where(seen, matrix, running)
-        self.num_batches_tracked.add_(seen)  # += would register the buffer anew
-        rate: float | Tensor
-        if self.momentum is None:
-            rate = 1 / self.num_batches_tracked.clamp(min=1).to(running.dtype)
-        else:
-            rate = self.momentum
-        if isinstance(seen, Tensor):
-            rate = seen.to(running.dtype) * rate
+        rate = count_batch(self.num_batches_tracked, self.momentum, seen, running.dtype)
         self.running_mean.lerp_(mean, rate)
         running.lerp_(matrix, rate)
 
@@ -249,18 +246,6 @@ class RunningTransform(nn.Module):
             self.refresh()
         return self
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
-        """Moves and casts like any module, except that running statistics never become 16-bit."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is None or new is None or not old.is_floating_point():
-                continue
-            if new.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = old.to(device=new.device)
-        return self
-
 
 def _version_of(buffer: Tensor) -> int | None:
     """What changes when a buffer is written to; None where it does not tell."""
@@ -271,10 +256,3 @@ def _version_of(buffer: Tensor) -> int | None:
 
 def _refresh_after_load(module: RunningTransform, incompatible_keys) -> None:
     module.refresh()
-
-
-def being_recomputed() -> bool:
-    """Whether this forward is activation checkpointing's second one, which runs inside a
-    backward pass.
-    """
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,0 +1,58 @@
+"""What modules with running statistics share: precision, momentum, and when a batch counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class WideBuffers(nn.Module):
+    """A module whose floating buffers never become 16-bit."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
+        """Moves and casts like any module, except that running statistics never become 16-bit."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is None or new is None or not old.is_floating_point():
+                continue
+            if new.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = old.to(device=new.device)
+        return self
+
+
+def check_momentum(momentum: float | None) -> None:
+    number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
+    if momentum is not None and not (number and 0 <= momentum <= 1):
+        raise ValueError(f"momentum must be None or between 0 and 1; got {momentum!r}.")
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
+
+
+def wide_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the statistics of a layer whose parameters are of this one."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def being_recomputed() -> bool:
+    """Whether this forward is activation checkpointing's second one, which runs inside a
+    backward pass.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def count_batch(
+    tracked: Tensor, momentum: float | None, seen: bool | Tensor, dtype: torch.dtype
+) -> float | Tensor:
+    """Counts a batch, and says how far it moves the running statistics; one that was not seen
+    (a tensor, where only the device knows) moves nothing.
+    """
+    tracked.add_(seen)  # += would register the buffer anew
+    rate = 1 / tracked.clamp(min=1).to(dtype) if momentum is None else momentum
+    return seen.to(dtype) * rate if isinstance(seen, Tensor) else rate

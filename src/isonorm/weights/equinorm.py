@@ -1,0 +1,250 @@
+"""``EquiConv1d``, ``EquiConv2d``, ``EquiConv3d`` and ``EquiLinear``: Equilibrium Normalization as
+layers.
+
+Each takes the place of a convolution, or a linear layer, and of the BatchNorm behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod, sqrt
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.utils import _ntuple
+
+from .state import EquilibriumState
+
+
+class _EquiConv(EquilibriumState, _ConvNd):
+    """A convolution in equilibrium, of any number of dimensions.
+
+    It shares ``_ConvNd`` with torch's convolutions but is none of them, so that a tool that looks
+    for those does not merge a BatchNorm into the raw kernel, where a scale has no effect.
+    """
+
+    _arguments = (
+        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+        "padding_mode",
+    )  # fmt: skip
+    _convolve: ClassVar[Callable[..., Tensor]]
+    _positions: ClassVar[str]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        bias: bool = False,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        statistics_fraction: float = 1.0,
+        single_pass: bool = True,
+        track_running_stats: bool = True,
+        process_group: object = None,
+    ) -> None:
+        each = _ntuple(len(self._positions))
+        super().__init__(
+            in_channels, out_channels, each(kernel_size), each(stride),
+            padding if isinstance(padding, str) else each(padding), each(dilation),
+            False, each(0), groups, bias, padding_mode,  # type: ignore[arg-type]
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._set_up(
+            momentum=momentum, affine=affine, statistics_fraction=statistics_fraction,
+            single_pass=single_pass, track_running_stats=track_running_stats,
+            process_group=process_group,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium."""
+        self._check_input(x)
+        batch = x if x.dim() == len(self._positions) + 2 else x.unsqueeze(0)
+        v, r = self._measure(batch, 1, self._r_of_an_instance(batch.shape[2:]))
+        y = self._conv_forward(x, *self._kernel_and_bias(v))
+        if r is not None:
+            self._commit(v, r)
+        return y
+
+    def _r_of_an_instance(self, sizes: Sequence[int]) -> int:
+        """Output positions × stride²: the share of each instance in the paper's r."""
+        padding = self._reversed_padding_repeated_twice[::-1]
+        both_sides = [a + b for a, b in zip(padding[::2], padding[1::2], strict=True)]
+        outputs = [
+            (size + pad - dilation * (kernel - 1) - 1) // stride + 1
+            for size, pad, dilation, kernel, stride in zip(
+                sizes, both_sides, self.dilation, self.kernel_size, self.stride, strict=True
+            )
+        ]
+        return prod(outputs) * prod(self.stride)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return self._convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def _check_input(self, x: Tensor) -> None:
+        channel = x.dim() - len(self._positions) - 1
+        if channel not in (0, 1) or x.shape[channel] != self.in_channels:
+            shape = ", ".join([str(self.in_channels), *self._positions])
+            raise ValueError(
+                f"{type(self).__name__} expected input (N, {shape}), or one instance ({shape}), "
+                f"with {self.in_channels} channels; got shape {tuple(x.shape)}."
+            )
+
+    def extra_repr(self) -> str:
+        shown = super().extra_repr()
+        return f"{shown.replace(', bias=False', '')}, {self._own_repr()}"
+
+
+class EquiConv1d(_EquiConv):
+    """A 1-d convolution in equilibrium, on (N, C, L); the arguments are those of ``EquiConv2d``."""
+
+    _plain, _convolve, _positions = nn.Conv1d, staticmethod(F.conv1d), "L"
+
+
+class EquiConv2d(_EquiConv):
+    """A convolution whose positive and negative weights contribute equally to its output.
+
+    >>> conv = EquiConv2d(3, 8, 3, padding=1, padding_mode="circular")
+    >>> y = conv(torch.rand(16, 3, 12, 12))
+    >>> bool(y.mean((0, 2, 3)).abs().max() < 1e-5)
+    True
+
+    The arguments of ``nn.Conv2d`` come first, except that there is no bias beside ``affine``. Input
+    is meant to be positive, as behind a ReLU, or as pixels in [0, 1] are.
+
+    Args:
+        momentum: the new batch's weight in ``running_v``; None: cumulative average.
+        affine: learn ``gamma`` and ``beta`` for each output channel, applied after the convolution.
+        statistics_fraction: the part of the batch, from its start, that is measured; a quarter is
+            the paper's remedy for overfitting (Section 6.1).
+        single_pass: the approximation of s that the paper's experiments use; False: the exact one.
+        track_running_stats: False normalizes by the batch in eval, too.
+        process_group: a ``torch.distributed`` group to share v with ("world": all ranks).
+    """
+
+    _plain, _convolve, _positions = nn.Conv2d, staticmethod(F.conv2d), "HW"
+
+
+class EquiConv3d(_EquiConv):
+    """A 3-d convolution in equilibrium, on (N, C, D, H, W); the arguments are those of
+    ``EquiConv2d``.
+    """
+
+    _plain, _convolve, _positions = nn.Conv3d, staticmethod(F.conv3d), "DHW"
+
+
+class _Kernel(nn.Module):
+    """A linear layer's kernel with torch's initialization of it."""
+
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, device, dtype) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        empty = torch.empty(out_features, in_features, device=device, dtype=dtype)
+        self.weight = nn.Parameter(empty)
+        own = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", own)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_uniform_(self.weight, a=sqrt(5))
+        if self.bias is not None:
+            bound = 1 / sqrt(self.in_features)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+
+class EquiLinear(EquilibriumState, _Kernel):
+    """A linear layer in equilibrium, on (N, *, in_features): a kernel of one position.
+
+    >>> layer = EquiLinear(20, 8)
+    >>> y = layer(torch.rand(64, 20))
+    >>> bool(y.mean(0).abs().max() < 1e-5)
+    True
+
+    The keywords are those of ``EquiConv2d``.
+    """
+
+    _plain, _arguments = nn.Linear, ("in_features", "out_features")
+    groups = 1
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        statistics_fraction: float = 1.0,
+        single_pass: bool = True,
+        track_running_stats: bool = True,
+        process_group: object = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._set_up(
+            momentum=momentum, affine=affine, statistics_fraction=statistics_fraction,
+            single_pass=single_pass, track_running_stats=track_running_stats,
+            process_group=process_group,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The linear map of (N, *, in_features), or of one instance (in_features,)."""
+        if x.dim() < 1 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"EquiLinear expected input (N, *, {self.in_features}) with {self.in_features} "
+                f"features in its last dimension; got shape {tuple(x.shape)}."
+            )
+        batch = x if x.dim() > 1 else x.unsqueeze(0)
+        v, r = self._measure(batch, batch.dim() - 1, prod(batch.shape[1:-1]))
+        y = F.linear(x, *self._kernel_and_bias(v))
+        if r is not None:
+            self._commit(v, r)
+        return y
+
+    def extra_repr(self) -> str:
+        bias = ", bias=True" if self.bias is not None else ""
+        return f"{self.in_features}, {self.out_features}{bias}, {self._own_repr()}"
+
+
+_LAYERS = {cls._plain: cls for cls in (EquiConv1d, EquiConv2d, EquiConv3d, EquiLinear)}
+
+
+def equinorm_from_pair(
+    layer: nn.Module,
+    norm: nn.Module,
+    *,
+    statistics_fraction: float = 1.0,
+    single_pass: bool = True,
+) -> EquilibriumState:
+    """The layer in equilibrium for a convolution, or a linear layer, and the BatchNorm behind it:
+    ``from_pair`` of the class that fits.
+
+    >>> equinorm_from_pair(nn.Linear(20, 8), nn.BatchNorm1d(8))
+    EquiLinear(20, 8, momentum=0.1)
+    """
+    if type(layer) not in _LAYERS:
+        names = ", ".join(f"nn.{plain.__name__}" for plain in _LAYERS)
+        raise TypeError(
+            f"expected one of {names} before the BatchNorm; got {type(layer).__name__}."
+        )
+    return _LAYERS[type(layer)].from_pair(
+        layer, norm, statistics_fraction=statistics_fraction, single_pass=single_pass
+    )
