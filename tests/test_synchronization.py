@@ -62,7 +62,17 @@ LAYERS: dict[str, Callable[..., isonorm.Normalize]] = {
     "standardize-coloring": composition(area=area.batch(4), recovery="coloring"),
     "scale": composition(operation="scale"),
 }
+
+
+def equiconv(**options) -> isonorm.EquiConv2d:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)  # the same kernel on every rank
+        return isonorm.EquiConv2d(CHANNELS, CHANNELS, 3, padding=1, groups=2, **options)
+
+
 OTHER_LAYERS = {
+    "equiconv": equiconv,
+    "equiconv-half": lambda **o: equiconv(statistics_fraction=0.5, momentum=None, **o),
     "center": composition(operation="center"),
     "standardize-1": composition(operation=operation.standardize(p=1)),
     "layernorm": composition(area="layer"),
@@ -280,10 +290,12 @@ def collectives() -> Iterator[list[int]]:
         yield sent
 
 
-def count_collectives(batches: Batches) -> dict[str, list[int]]:
+def count_collectives(
+    batches: Batches, names: Iterable[str] = tuple(LAYERS)
+) -> dict[str, list[int]]:
     """The bytes of each collective of one step, for each layer and implementation."""
     results = {}
-    for name, backend in product(LAYERS, BACKENDS):
+    for name, backend in product(names, BACKENDS):
         layer = make(name, batches[0][0].dtype, "world")
         with isonorm.backend(backend), collectives() as sent:
             step(layer, batches[:1])
@@ -646,8 +658,9 @@ def test_checkpointing(ranks: Ranks) -> None:
         ((4, 3), (3, 3), {"coloring": "object"}),
         ((2, 0), (), {"iternorm": "name"}),
         ((1, 1), (), {"iternorm": "name"}),
+        ((4, 3), (3, 3), {"equiconv": "object"}),
     ],
-    ids=["by-name", "by-object", "empty-rank", "one-each"],
+    ids=["by-name", "by-object", "empty-rank", "one-each", "equilibrium"],
 )
 def test_compiled(
     ranks: Ranks, sizes: tuple[int, ...], positions: tuple[int, ...], groups: dict[str, str]
@@ -664,6 +677,30 @@ def test_one_rank_that_is_not_finite_spoils_nothing(ranks: Ranks) -> None:
     for key, expected in train(whole[1:], None, ("iternorm",)).items():
         for result in results:
             torch.testing.assert_close(result[key]["buffers"], expected["buffers"], **FLOAT64)
+
+
+@pytest.mark.parametrize("share", ["unequal", "last-empty", "first-empty"])
+def test_layers_in_equilibrium(ranks: Ranks, share: str) -> None:
+    """They share the sums of their inputs, which are positive here."""
+    whole, shares = make_batches(*SHARES[share], mean=3.0)
+    results = ranks.run(train, shares, "world", ("equiconv",))
+    assert_agree(results, train(whole, None, ("equiconv",)), **FLOAT64)
+
+
+def test_each_rank_of_layers_in_equilibrium_measures_its_own_first_part(ranks: Ranks) -> None:
+    whole, shares = make_batches((4, 4), (3, 3), mean=3.0)
+    results = ranks.run(train, shares, "world", ("equiconv-half",))
+    measured = [torch.cat([x[:2], x[4:6]]).mean((0, 2, 3)) for x, _ in whole]
+    for result in results:
+        for done in result.values():
+            expected = torch.stack(measured).mean(0)
+            torch.testing.assert_close(done["buffers"]["running_v"], expected, **FLOAT64)
+
+
+def test_layers_in_equilibrium_send_one_sum_each_way(ranks: Ranks) -> None:
+    _, shares = make_batches((2, 3), (3, 3))
+    for sent in ranks.run(count_collectives, shares, ("equiconv",)):
+        assert set(map(tuple, sent.values())) == {(8 * (CHANNELS + 1),) * 2}
 
 
 def test_centring_alone(ranks: Ranks) -> None:
