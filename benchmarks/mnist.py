@@ -11,11 +11,8 @@ with LARS, LAMB and LANS and the schedules of their papers. DIR holds MNIST's of
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -24,11 +21,11 @@ from .cpu import positive
 from .idx import load_mnist
 from .measure import spread
 from .mnist_training import BLOCKS, LARGE_BATCH, SECTION_6_1, Curve, equiconv, train
-from .report import hardware, versions, write
+from .report import origin, write
 
 TARGET_LOSS = 0.05
 WINDOW = 100  # steps over which the loss of ``steps_to_target`` is averaged
-EPOCHS = {"normalizations": 3, "large-batch": 10}
+EPOCHS = {"normalizations": 3, "large-batch": 6}
 
 
 def summary(curves: Sequence[Curve]) -> dict:
@@ -111,14 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def record(results: dict, options: argparse.Namespace) -> dict:
-    given = f"--data DIR --seeds {options.seeds} --epochs {options.epochs}"
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.mnist", options.part, *given.split()]),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": hardware(),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    given = f"{options.part} --data DIR --seeds {options.seeds} --epochs {options.epochs}"
+    return origin("benchmarks.mnist", given.split()) | {
         "seeds": options.seeds,
         "epochs": options.epochs,
         "target_loss": TARGET_LOSS,

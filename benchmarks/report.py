@@ -123,13 +123,7 @@ def record(
     rounds: int,
 ) -> dict:
     """The run with all it takes to judge it, as JSON's types."""
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks.cpu", *arguments]),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": hardware(),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    return origin("benchmarks.cpu", arguments) | {
         "dtype": "float32",
         "num_iters": NUM_ITERS,
         "rounds": rounds,
@@ -142,6 +136,18 @@ def record(
         "cases": [_case(measured) for measured in measurements],
         "targets": [verdict._asdict() for verdict in verdicts],
         "passed": all(verdict.passed for verdict in verdicts),
+    }
+
+
+def origin(module: str, arguments: Sequence[str]) -> dict:
+    """Where a record comes from: its command, machine, versions and load."""
+    return {
+        "command": shlex.join(["python", "-m", module, *arguments]),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
 
 
