@@ -28,3 +28,4 @@ from .weights import EquiConv1d as EquiConv1d
 from .weights import EquiConv2d as EquiConv2d
 from .weights import EquiConv3d as EquiConv3d
 from .weights import EquiLinear as EquiLinear
+from .surgery import fold as fold

@@ -17,6 +17,7 @@ from ..area import Area
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..recovery import resolve as resolve_recovery
+from .fixed import FixedMap, activation
 from .running import RunningTransform
 
 
@@ -176,6 +177,14 @@ class Normalize(RunningTransform):
         True
         """
         return self.map_for_eval(self.recovery)
+
+    def fuse(self) -> nn.Module:
+        """The layer in eval as a module of plain operators, activation included; itself where eval
+        is not one fixed map. timm's ``reparameterize_model`` calls this.
+        """
+        if self.running_mean is None:
+            return self
+        return FixedMap(*self.inference_map(), activation(self.act))
 
     def _check_channels(self, x: Tensor) -> None:
         if x.dim() < 2 or x.shape[1] != self.num_features:

@@ -1,1 +1,3 @@
-"""Surgery on models that exist: what it takes to put norms in and to fold them away."""
+"""Surgery on models that exist: putting norms in, and folding them away."""
+
+from .fold import fold as fold

@@ -12,29 +12,15 @@ input or output) by a label in angle brackets, such as ``"<add>"`` or ``"<output
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
-from torch.fx import Graph, Node, Proxy, Tracer
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.normalization import GroupNorm, LayerNorm
+from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from ..layers.running import RunningTransform
-
-#: Called, never looked into, whatever their subclass does.
-LEAVES = (
-    _ConvNd,
-    nn.Linear,
-    nn.modules.batchnorm._NormBase,
-    GroupNorm,
-    LayerNorm,
-    RunningTransform,
-)
+from .tracing import LayerTracer, brief
 
 #: The label of a flatten that keeps the first axis only, however it is written.
 FLATTEN = "<flatten(1)>"
@@ -61,6 +47,12 @@ class Links:
             if node.op == "call_module":
                 self._calls.setdefault(node.target, []).append(node)
         self._modules = dict(model.named_modules())
+        named = dict(model.named_parameters())
+        self._read = {
+            id(named.get(str(node.target)))
+            for node in graph.nodes
+            if node.op == "get_attr" and not all(map(_reads_shape_only, node.users))
+        }
         self._unseen = self._find_unseen()
 
     def _find_unseen(self) -> dict[int, str]:
@@ -125,10 +117,26 @@ class Links:
         found: list[str] = []
         for call in self._calls.get(name, ()):
             source = self._first_input(call)
-            for user in source.users if source is not None else ():
+            if source is None:
+                continue
+            for user in source.users:
                 if user.target != name and not _reads_shape_only(user):
                     found += self._uses(user, source)
         return tuple(dict.fromkeys(found))
+
+    def arguments(self, name: str) -> tuple[str, ...]:
+        """What a module is given beside its first input, over all its calls."""
+        found: list[str] = []
+        for call in self._calls.get(name, ()):
+            others = _inputs(call)
+            if (first := self._first_input(call)) is not None:
+                others.remove(first)
+            found += map(_label, others)
+        return tuple(dict.fromkeys(found))
+
+    def reads(self, parameter: nn.Parameter) -> bool:
+        """Whether code outside the leaves uses a parameter's values itself."""
+        return id(parameter) in self._read
 
     def _uses(self, user: Node, node: Node) -> list[str]:
         label = _label(user)
@@ -136,7 +144,7 @@ class Links:
             return [label]
         first = self._first_input(user)
         uses = [label] if first is node else []
-        others = [n for n in _inputs(user)]
+        others = _inputs(user)
         if first is not None:
             others.remove(first)
         return uses + [f"<argument of {label}>"] * (node in others)
@@ -160,89 +168,18 @@ def read(model: nn.Module) -> Links:
     if "forward" in vars(model):
         raise Untraceable("its forward was replaced on the object, so its class does not tell it")
     memo = {id(parameter): parameter for parameter in model.parameters()}
-    tracer = _Tracer()
+    tracer = LayerTracer()
     try:
         subject = copy.deepcopy(model, memo)  # type: ignore[arg-type]
         graph = tracer.trace(subject)
     except Exception as error:
         raise Untraceable(
-            f"{type(model).__name__}.forward cannot be followed: {_brief(error)}"
+            f"{type(model).__name__}.forward cannot be followed: {brief(error)}"
         ) from error
     return Links(graph, model, tracer.opaque)
 
 
-class _Tracer(Tracer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.opaque: dict[str, str] = {}
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return (
-            isinstance(m, LEAVES)
-            or module_qualified_name in self.opaque
-            or super().is_leaf_module(m, module_qualified_name)
-        )
-
-    def create_args_for_root(self, root_fn, is_module, concrete_args=None):
-        """Placeholders for required arguments; the others keep their defaults."""
-        positional, named = [self.root], {}
-        for parameter in list(inspect.signature(root_fn).parameters.values())[1:]:
-            if parameter.default is not parameter.empty or parameter.kind in (
-                parameter.VAR_POSITIONAL,
-                parameter.VAR_KEYWORD,
-            ):
-                continue
-            proxy = self.create_proxy("placeholder", parameter.name, (), {})
-            if parameter.kind is parameter.KEYWORD_ONLY:
-                named[parameter.name] = proxy
-            else:
-                positional.append(proxy)
-        return functools.partial(root_fn, **named), positional
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args, kwargs) -> Any:
-        name = self.path_of_module(m)
-        if self.is_leaf_module(m, name):
-            return super().call_module(m, forward, args, kwargs)
-        hooked = has_hooks(m)
-        if hooked:  # hooks see a value, or change it: they are not run, but nothing passes them by
-            args, kwargs = self._observe((args, kwargs), name)
-            forward = m.forward
-        last = next(iter(reversed(self.graph.nodes)), None)
-        try:
-            result = super().call_module(m, forward, args, kwargs)
-        except Exception as error:
-            self._forget_since(last)
-            self.opaque[name] = _brief(error)
-            result = super().call_module(m, forward, args, kwargs)
-        return self._observe(result, name) if hooked else result
-
-    def _forget_since(self, last: Node | None) -> None:
-        for node in list(reversed(self.graph.nodes)):
-            if node is last:
-                break
-            if node.op != "get_attr":  # the tracer remembers these and hands them out again
-                self.graph.erase_node(node)
-
-    def _observe(self, values: Any, name: str) -> Any:
-        def watched(proxy: Proxy) -> Proxy:
-            seen = self.create_proxy("call_function", _hook, (proxy,), {})
-            seen.node.meta["label"] = f"<hook of {name}>"
-            return seen
-
-        return pytree.tree_map_only(Proxy, watched, values)
-
-
-def _hook(value):
-    """Stands for the hooks of a module in a graph that is read, never run."""
-    raise NotImplementedError
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether forward hooks would run with a module's call, and could see or change values."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _inputs(node: Node) -> Iterable[Node]:
+def _inputs(node: Node) -> list[Node]:
     return [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, Node)]
 
 
@@ -280,20 +217,13 @@ def _is_batch_size(size: Any, x: Any) -> bool:
     if size.target == "size":
         return size.args == (x, 0)
     of = size.args[0] if size.args else None
-    whole = isinstance(of, Node) and (
-        (of.target == "size" and of.args == (x,))
-        or (of.target is getattr and of.args == (x, "shape"))
-    )
-    return whole and size.args[1:] == (0,)
+    if not isinstance(of, Node) or size.args[1:] != (0,):
+        return False
+    whole_sizes: list[tuple] = [("size", (x,)), (getattr, (x, "shape"))]
+    return (of.target, of.args) in whole_sizes
 
 
 def _reads_shape_only(node: Node) -> bool:
     if node.op == "call_method":
         return node.target in _SHAPE_ONLY
     return node.target is getattr and node.args[1] in _SHAPE_ONLY
-
-
-def _brief(error: Exception) -> str:
-    """The first sentence of an error, on one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

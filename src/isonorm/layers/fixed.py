@@ -1,0 +1,110 @@
+"""A norm as it is in eval: one fixed affine map of each group of channels, in plain operators."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..functional import finish
+
+_CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+_ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
+
+
+def activation(name: str | None) -> nn.Module | None:
+    """A layer's ``act`` as a module; None where there is nothing to do."""
+    return None if name in (None, "identity") else _ACTIVATIONS[name]()
+
+
+class FixedMap(nn.Module):
+    """act(A·x + c + residual) for inputs (N, C, *): a grouped 1 × 1 convolution.
+
+    ``A`` and ``c`` are as ``inference_map`` gives them: (groups, g, g), a shorter last group being
+    padded, and (C,). Groups of one channel are a multiplication and an addition, in one operator;
+    (N, C) inputs take matrix products.
+
+    >>> import isonorm
+    >>> isonorm.IterNorm(6, group_size=3).eval().fuse()
+    FixedMap(6, group_size=3)
+    """
+
+    rest: nn.Parameter | None
+
+    def __init__(self, A: Tensor, c: Tensor, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.num_features, self.group_size = len(c), A.shape[-1]
+        whole, rest = divmod(self.num_features, self.group_size)
+        self.weight = _fixed(A[:whole].flatten(0, 1))
+        self.register_parameter("rest", _fixed(A[whole, :rest, :rest]) if rest else None)
+        self.bias = _fixed(c)
+        self.act = act
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if x.dim() < 2 or x.shape[1] != self.num_features:
+            raise ValueError(
+                f"FixedMap expected input (N, {self.num_features}, *); got shape {tuple(x.shape)}."
+            )
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if self.group_size == 1:
+            per_channel = (-1, *(1 for _ in x.shape[2:]))
+            y = torch.addcmul(bias.view(per_channel), x, weight.view(per_channel))
+        elif self.rest is None:
+            y = _groupwise(x, weight, bias)
+        else:
+            sizes = [len(weight), len(self.rest)]
+            (x, last), (bias, shift) = x.split(sizes, 1), bias.split(sizes)
+            rest = _groupwise(last, self.rest.to(x.dtype), shift)
+            y = torch.cat([_groupwise(x, weight, bias), rest], 1)
+        return _finish(y, residual, self.act)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, group_size={self.group_size}"
+
+
+class Merged(nn.Module):
+    """act(x + residual): what is left of a norm that became part of the layer ``into``.
+
+    Inputs must have ``ndim`` axes (None: any): of others, that layer would mix the wrong one.
+    """
+
+    def __init__(self, into: str, ndim: int | None, act: nn.Module | None) -> None:
+        super().__init__()
+        self.into, self.ndim, self.act = into, ndim, act
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.ndim is not None and x.dim() != self.ndim:
+            raise ValueError(
+                f"The norm that stood here was merged into {self.into!r} for inputs of {self.ndim} "
+                f"axes, channels second; got shape {tuple(x.shape)}: use the model unfolded."
+            )
+        return _finish(x, residual, self.act)
+
+    def extra_repr(self) -> str:
+        return f"into={self.into!r}"
+
+
+def _finish(y: Tensor, residual: Tensor | None, act: nn.Module | None) -> Tensor:
+    y = finish(y, None, residual)
+    return y if act is None else act(y)
+
+
+def _fixed(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach().clone(), requires_grad=False)
+
+
+def _groupwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A·x + c for groups of equal size; ``weight`` is (C, g)."""
+    channels, size = weight.shape
+    groups = channels // size
+    if x.dim() == 2 and groups == 1:
+        return F.linear(x, weight, bias)
+    if x.dim() == 2:
+        by_group = x.unflatten(1, (groups, size)).transpose(0, 1)
+        matrices = weight.view(groups, size, size).mT
+        y = torch.baddbmm(bias.view(groups, 1, size), by_group, matrices)
+        return y.transpose(0, 1).flatten(1)
+    if x.dim() not in _CONVOLUTIONS:
+        return _groupwise(x.flatten(2), weight, bias).view(x.shape)
+    kernel = weight.view(channels, size, *(1 for _ in x.shape[2:]))
+    return _CONVOLUTIONS[x.dim()](x, kernel, bias, groups=groups)

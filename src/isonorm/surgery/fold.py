@@ -1,0 +1,238 @@
+"""``fold``: a network for inference, in which norms are part of their convolutions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from torch import nn
+
+from ..layers.fixed import Merged
+from . import graph
+from .absorb import LAYERS, Refused, merge_after, merge_before
+from .fates import Fate, FoldReport
+from .graph import FLATTEN, Links, Untraceable
+from .maps import EvalMap, NoMap, eval_map, is_norm
+from .tracing import has_hooks
+
+#: Functions that leave their arguments as they are, and share no memory with them.
+READERS = {"<add>", "<sub>", "<mul>", "<cat>", "<output>"}
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def fold(model: Model) -> Model:
+    """A copy in eval mode with every norm merged into the convolution or linear layer it follows or
+    precedes, where that is exact; elsewhere the norm becomes a grouped 1 × 1 convolution.
+
+    >>> import torch, isonorm
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), isonorm.IterNorm(8), nn.ReLU()).eval()
+    >>> folded = isonorm.fold(net)
+    >>> x = torch.randn(2, 3, 6, 6)
+    >>> torch.allclose(folded(x), net(x), atol=1e-6)
+    True
+    >>> print(folded.fold_report)
+    1 of 1 norms merged
+      merged       1 (IterNorm) → 0
+
+    The model itself is left alone. The copy has its classes and names; ``fold_report`` tells what
+    became of each norm, and why. Merged are norms over the batch: isonorm's layers, torch's
+    BatchNorm and SyncBatchNorm, timm's BatchNormAct2d. Others normalize each example by itself and
+    stay. What feeds what is read with torch.fx, for a call with the required arguments alone; where
+    a module's forward cannot be followed, nothing inside it is merged.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fold expected a torch.nn.Module; got {type(model).__name__}.")
+    if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        return fold(inner)  # type: ignore[return-value]: what torch.compile wraps
+    uncopied = {id(g): g for m in model.modules() if (g := getattr(m, "process_group", None))}
+    folding = _Folding(copy.deepcopy(model, uncopied).eval())
+    folding.run()
+    folding.model.fold_report = folding.report()  # type: ignore[assignment]
+    return folding.model  # type: ignore[return-value]
+
+
+class _Folding:
+    """One fold. ``maps`` holds the norms whose fate is open, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = dict(model.named_modules())
+        self.names = tuple(self.modules)
+        self.maps: dict[str, EvalMap] = {}
+        self.fates: dict[str, Fate] = {}
+        #: Modules that return their input as it is
+        self.passing = {
+            name
+            for name, module in self.modules.items()
+            if isinstance(module, nn.Identity | nn.modules.dropout._DropoutNd)
+        }
+
+    def report(self) -> FoldReport:
+        return FoldReport(self.fates[name] for name in self.names if name in self.fates)
+
+    def run(self) -> None:
+        self._fuse_weights()
+        links, why = None, "it is the whole model"
+        if not is_norm(self.model):
+            try:
+                links = graph.read(self.model)
+            except Untraceable as failure:
+                why = f"nothing is merged across modules, since {failure}"
+        self._find_maps(links)
+        if links is not None:
+            order = [name for name in links.order if name in self.maps]
+            behind = self._try(order, lambda name: self._into_previous(name, links))
+            ahead = self._try(order[::-1], lambda name: self._into_next(name, links))
+        for name, norm in list(self.maps.items()):
+            if links is not None:
+                why = links.unseen(name) or f"{behind[name]}; {ahead[name]}"
+            self._settle(name, "convolution", norm.as_module(), note=why)
+
+    def _try(self, order: list[str], attempt: Callable[[str], None]) -> dict[str, str]:
+        """Attempts a merge for each norm that is left; the reasons where there was none."""
+        reasons = {}
+        for name in order:
+            if name in self.maps:
+                try:
+                    attempt(name)
+                except Refused as refusal:
+                    reasons[name] = str(refusal)
+        return reasons
+
+    def _fuse_weights(self) -> None:
+        """Layers that normalize their weights become what they are in eval: plain ones."""
+        for name, module in list(self.modules.items()):
+            if is_norm(module) or not _normalizes_weights(module):
+                continue
+            if has_hooks(module):
+                self._settle(name, "left", None, note="it has hooks")
+                continue
+            plain = module.fuse().eval()  # type: ignore[operator]
+            self._settle(name, "merged", plain, into=f"a {type(plain).__name__}")
+
+    def _find_maps(self, links: Links | None) -> None:
+        loose = _loosely_held(self.model)
+        for name, module in self.modules.items():
+            if not is_norm(module):
+                continue
+            try:
+                if has_hooks(module):
+                    raise NoMap("it has hooks, which see or change what it computes")
+                if module in loose:
+                    raise NoMap("it is also kept in a list or dict, where it cannot be replaced")
+                if links is not None and not links.calls(name) and not links.unseen(name):
+                    raise NoMap("it is not called in eval")
+                if links is not None and any(map(links.reads, module.parameters())):
+                    raise NoMap("its parameters are also used by themselves")
+                self.maps[name] = eval_map(module)
+            except NoMap as reason:
+                self._settle(name, "left", None, note=str(reason))
+
+    def _into_previous(self, name: str, links: Links) -> None:
+        layer = self._layer(links.before(name, self._passes), "it follows", links)
+        if (users := links.after(layer, self._passes)) != (name,):
+            raise Refused(f"{layer!r} also feeds {_names(set(users) - {name})}")
+        if _is_linear(self.modules[layer]) and isinstance(
+            self.modules[name], nn.BatchNorm2d | nn.BatchNorm3d
+        ):
+            raise Refused(f"its channels are the second axis, those of {layer!r} the last")
+        norm = self.maps[name]
+        merge_after(self.modules[layer], norm, layer)
+        if norm.act is None and not links.arguments(name):
+            self.passing.add(name)
+        self._settle(name, "merged", self._place(layer, norm.act), into=layer)
+
+    def _into_next(self, name: str, links: Links) -> None:
+        if self.maps[name].act is not None:
+            raise Refused("its activation comes before what it feeds")
+        if links.arguments(name):
+            raise Refused("a residual is added to it before what it feeds")
+        flattened = any(map(self._flattens, links.after(name, self._passes)))
+        passes = self._passes_flattened if flattened else self._passes
+        layer = self._layer(links.after(name, passes), "it feeds", links)
+        if (sources := links.before(layer, passes)) != (name,):
+            raise Refused(f"{layer!r} is also fed by {_names(set(sources) - {name})}")
+        if flattened and not _is_linear(self.modules[layer]):
+            raise Refused(f"it is flattened before {layer!r}")
+        # From now on the layer reads the tensor itself, later than the norm did.
+        if writers := [user for user in links.beside(name) if not self._only_reads(user)]:
+            raise Refused(f"its input is also used by {_names(writers)}, perhaps in place")
+        merge_before(self.modules[layer], self.maps[name], layer, flattened=flattened)
+        self.passing.add(name)
+        self._settle(name, "merged", self._place(layer, None, flattened), into=layer)
+
+    def _layer(self, found: tuple[str, ...], relation: str, links: Links) -> str:
+        """The one layer to merge into."""
+        if len(found) != 1 or not isinstance(self.modules.get(found[0]), LAYERS):
+            raise Refused(f"{relation} {_names(found) if found else 'nothing'}")
+        layer = found[0]
+        if unseen := links.unseen(layer):
+            raise Refused(f"{relation} {layer!r}, and {unseen}")
+        if any(map(links.reads, self.modules[layer].parameters())):
+            raise Refused(f"the weight of {layer!r} is also used by itself")
+        return layer
+
+    def _passes(self, name: str) -> bool:
+        return name in self.passing
+
+    def _passes_flattened(self, name: str) -> bool:
+        return name in self.passing or self._flattens(name)
+
+    def _flattens(self, name: str) -> bool:
+        module = self.modules.get(name)
+        flat = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
+        return flat or name == FLATTEN
+
+    def _only_reads(self, user: str) -> bool:
+        module = self.modules.get(user)
+        return (
+            user in READERS
+            or isinstance(module, LAYERS)
+            or (module is not None and is_norm(module))
+        )
+
+    def _place(self, layer: str, act: nn.Module | None, flattened: bool = False) -> Merged:
+        size = getattr(self.modules[layer], "kernel_size", ())
+        return Merged(layer, None if flattened else 2 + len(size), act)
+
+    def _settle(
+        self, name: str, became: str, new: nn.Module | None, *, into: str = "", note: str = ""
+    ) -> None:
+        old = self.modules[name]
+        self.fates[name] = Fate(name, type(old).__name__, became, into, note)
+        self.maps.pop(name, None)
+        if new is None:
+            return
+        self.modules[name] = new
+        if old is self.model:
+            self.model = new
+        for parent in list(self.model.modules()):
+            for key, child in list(parent._modules.items()):  # under every name it has
+                if child is old:
+                    setattr(parent, key, new)
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear)
+
+
+def _normalizes_weights(module: nn.Module) -> bool:
+    ours = any(kind.__module__.startswith("isonorm.weights") for kind in type(module).__mro__)
+    return ours and hasattr(module, "fuse")
+
+
+def _loosely_held(model: nn.Module) -> set[nn.Module]:
+    """Modules that another one keeps in a plain list, tuple, set or dict, too."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if key != "_modules" and isinstance(value, list | tuple | set | dict):
+                held = value.values() if isinstance(value, dict) else value
+                found |= {item for item in held if isinstance(item, nn.Module)}
+    return found
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(name if name.startswith("<") else repr(name) for name in sorted(names))

@@ -1,0 +1,109 @@
+"""What a norm is in eval: a fixed affine map with what follows it, or the reason why it is not."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import is_lazy as is_lazy_tensor
+
+from ..layers.fixed import FixedMap, activation
+from ..layers.normalize import Normalize
+from ..layers.running import RunningTransform
+
+NORMS = (RunningTransform, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+OWN_STATISTICS = "it normalizes every example by its own statistics"
+
+
+class NoMap(Exception):
+    """Why a norm has no fixed map in eval, as the end of a sentence about it."""
+
+
+class EvalMap(NamedTuple):
+    """act(A·x + c + residual), ``A`` (groups, g, g) and ``c`` (C,) in float64."""
+
+    A: Tensor
+    c: Tensor
+    act: nn.Module | None
+    dtype: torch.dtype  # of the layer's own parameters
+
+    def as_module(self) -> FixedMap:
+        return FixedMap(self.A.to(self.dtype), self.c.to(self.dtype), self.act)
+
+
+def is_norm(module: nn.Module) -> bool:
+    return isinstance(module, NORMS)
+
+
+def eval_map(norm: nn.Module) -> EvalMap:
+    """The map of a norm in eval, derived in float64. Raises ``NoMap`` where there is none."""
+    if is_lazy(norm):
+        raise NoMap("it is lazy and has not seen an input yet")
+    if isinstance(norm, RunningTransform):
+        if not norm.area.spans_batch:
+            raise NoMap(OWN_STATISTICS)
+        if norm.running_mean is not None:
+            return _of_layer(norm)
+    elif not isinstance(norm, _BatchNorm):
+        raise NoMap(OWN_STATISTICS)
+    elif norm.running_mean is not None and norm.running_var is not None:
+        return _of_batchnorm(norm, norm.running_mean, norm.running_var)
+    raise NoMap("it keeps no running statistics, so every batch is normalized by its own")
+
+
+def _of_layer(norm: RunningTransform) -> EvalMap:
+    if not isinstance(norm, Normalize) or not has_forward_of(norm, Normalize):
+        raise NoMap(own_forward(norm))
+    own = next(norm.parameters(), norm.running_mean)
+    assert own is not None
+    A, c = copy.deepcopy(norm).to(_bench(own), torch.float64).inference_map()
+    return EvalMap(A.detach(), c.detach(), activation(norm.act), own.dtype)
+
+
+def _of_batchnorm(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> EvalMap:
+    plain = has_forward_of(norm, _BatchNorm, nn.SyncBatchNorm)
+    scale = (wide(variance) + norm.eps).rsqrt()
+    if norm.affine:
+        scale = scale * wide(norm.weight)
+    shift = -wide(mean) * scale
+    if norm.affine:
+        shift = shift + wide(norm.bias)
+    own = norm.weight if norm.affine else mean
+    act = None if plain else _what_follows(norm)
+    return EvalMap(scale.view(-1, 1, 1), shift, act, own.dtype)
+
+
+def _what_follows(norm: _BatchNorm) -> nn.Module | None:
+    """The ``drop`` and ``act`` of timm's BatchNormAct2d, which runs them last."""
+    drop, act = getattr(norm, "drop", None), getattr(norm, "act", None)
+    if not isinstance(drop, nn.Module) or not isinstance(act, nn.Module):
+        raise NoMap(own_forward(norm))
+    then = [module for module in (drop, act) if not isinstance(module, nn.Identity)]
+    return nn.Sequential(*then) if len(then) > 1 else then[0] if then else None
+
+
+def is_lazy(module: nn.Module) -> bool:
+    return any(is_lazy_tensor(t) for t in (*module.parameters(), *module.buffers()))
+
+
+def has_forward_of(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """Whether a module, perhaps of a subclass, computes what one of these classes computes."""
+    known = type(module).forward in [kind.forward for kind in classes]
+    return known and "forward" not in vars(module)
+
+
+def own_forward(module: nn.Module) -> str:
+    return f"{type(module).__name__} has a forward of its own, which may do something else"
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In float64, where it exists."""
+    return tensor.detach().to(_bench(tensor), torch.float64)
+
+
+def _bench(tensor: Tensor) -> torch.device:
+    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device
