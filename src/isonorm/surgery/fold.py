@@ -109,7 +109,7 @@ class _Folding:
             if has_hooks(module):
                 self._settle(name, "left", None, note="it has hooks")
                 continue
-            plain = module.fuse().eval()  # type: ignore[operator]
+            plain = module.fuse()  # type: ignore[operator]
             self._settle(name, "merged", plain, into=f"a {type(plain).__name__}")
 
     def _find_maps(self, links: Links | None) -> None:
@@ -138,11 +138,11 @@ class _Folding:
             self.modules[name], nn.BatchNorm2d | nn.BatchNorm3d
         ):
             raise Refused(f"its channels are the second axis, those of {layer!r} the last")
-        norm = self.maps[name]
+        norm, note = self.maps[name], self._untied(layer)
         merge_after(self.modules[layer], norm, layer)
         if norm.act is None and not links.arguments(name):
             self.passing.add(name)
-        self._settle(name, "merged", self._place(layer, norm.act), into=layer)
+        self._settle(name, "merged", self._place(layer, norm.act), into=layer, note=note)
 
     def _into_next(self, name: str, links: Links) -> None:
         if self.maps[name].act is not None:
@@ -159,9 +159,10 @@ class _Folding:
         # From now on the layer reads the tensor itself, later than the norm did.
         if writers := [user for user in links.beside(name) if not self._only_reads(user)]:
             raise Refused(f"its input is also used by {_names(writers)}, perhaps in place")
+        note = self._untied(layer)
         merge_before(self.modules[layer], self.maps[name], layer, flattened=flattened)
         self.passing.add(name)
-        self._settle(name, "merged", self._place(layer, None, flattened), into=layer)
+        self._settle(name, "merged", self._place(layer, None, flattened), into=layer, note=note)
 
     def _layer(self, found: tuple[str, ...], relation: str, links: Links) -> str:
         """The one layer to merge into."""
@@ -173,6 +174,16 @@ class _Folding:
         if any(map(links.reads, self.modules[layer].parameters())):
             raise Refused(f"the weight of {layer!r} is also used by itself")
         return layer
+
+    def _untied(self, layer: str) -> str:
+        """What to say of a weight that others share, and that will be the layer's own."""
+        own = set(map(id, self.modules[layer].parameters()))
+        others = [
+            name
+            for name, module in self.modules.items()
+            if name != layer and any(id(p) in own for p in module.parameters(recurse=False))
+        ]
+        return f"the weight of {layer!r} is no longer that of {_names(others)}" if others else ""
 
     def _passes(self, name: str) -> bool:
         return name in self.passing
@@ -205,7 +216,7 @@ class _Folding:
         self.maps.pop(name, None)
         if new is None:
             return
-        self.modules[name] = new
+        self.modules[name] = new.eval()
         if old is self.model:
             self.model = new
         for parent in list(self.model.modules()):

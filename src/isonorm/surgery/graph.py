@@ -206,7 +206,8 @@ def _flattens(node: Node, name: str) -> bool:
     if name in ("view", "reshape"):
         if len(shape) == 1 and isinstance(shape[0], tuple | list):
             shape = tuple(shape[0])
-        return len(shape) == 2 and shape[1] == -1 and _is_batch_size(shape[0], node.args[0])
+        rows, columns = shape if len(shape) == 2 else (None, None)
+        return columns is not None and bool(columns == -1) and _is_batch_size(rows, node.args[0])
     return False
 
 

@@ -40,8 +40,9 @@ def blockwise(A: Tensor, rows: Tensor) -> Tensor:
     tensor([2., 1., 6.])
     """
     b, d, _ = A.shape
-    padded = F.pad(rows, (0, 0, 0, b * d - len(rows)))
-    return (A @ padded.view(b, d, -1)).view(b * d, -1)[: len(rows)]
+    short = b * d - len(rows)
+    padded = F.pad(rows, (0, 0, 0, short)) if short else rows
+    return (A @ padded.reshape(b, d, -1)).view(b * d, -1)[: len(rows)]
 
 
 def fits(group_size: int, channels: int, groups: int) -> bool:

@@ -1,0 +1,290 @@
+"""Folding through the shapes of real networks: what is merged, what is not, and why."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import isonorm
+from isonorm.layers.fixed import FixedMap, Merged
+
+
+class Net(nn.Module):
+    """Modules by name, and a forward written where it is used."""
+
+    def __init__(self, forward, **modules: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.run = forward
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def conv(padding=1, **options):
+    return nn.Conv2d(4, 4, 3, padding=padding, **options)
+
+
+def norm(**options):
+    return isonorm.IterNorm(4, group_size=2, **options)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 4, 5, 5)
+
+
+def fate_of(folded, name):
+    (fate,) = (fate for fate in folded.fold_report if fate.name == name)
+    return fate
+
+
+def test_a_residual_block_with_its_activation(same, x):
+    net = Net(
+        lambda m, x: m.second(m.b(m.first(m.a(x))), residual=m.short(m.c(x))),
+        a=conv(), first=norm(act="relu"), b=conv(), second=norm(act="silu"), c=conv(), short=norm(),
+    )  # fmt: skip
+    folded = same(net, x)
+    assert folded.fold_report.which("merged") == ["first", "second", "short"]
+    assert isinstance(folded.second, Merged) and isinstance(folded.second.act, nn.SiLU)
+
+
+@pytest.mark.parametrize("make", [norm, lambda: nn.BatchNorm2d(4)], ids=["iternorm", "torch"])
+class TestWhereANormCannotBeMerged:
+    def test_after_an_activation(self, make, same, x):
+        folded = same(nn.Sequential(conv(), nn.ReLU(inplace=True), make(), nn.ReLU()), x)
+        fate = fate_of(folded, "2")
+        assert fate.became == "convolution" and isinstance(folded[2], FixedMap)
+        assert fate.note == "it follows '1'; it feeds '3'"
+
+    def test_feeding_two_consumers(self, make, same, x):
+        net = Net(lambda m, x: m.a(y := m.norm(x)) + m.b(y), norm=make(), a=conv(0), b=conv(0))
+        assert fate_of(same(net, x), "norm").note == "it follows <input>; it feeds 'a', 'b'"
+
+    def test_behind_a_convolution_with_two_consumers(self, make, same, x):
+        net = Net(lambda m, x: (y := m.conv(x)) + F.relu(m.norm(y)), conv=conv(), norm=make())
+        note = fate_of(same(net, x), "norm").note
+        assert note == "'conv' also feeds <add>; it feeds <relu>"
+
+    def test_in_front_of_a_padded_convolution(self, make, same, x):
+        assert "'1' pads with zeros" in fate_of(same(nn.Sequential(make(), conv(1)), x), "0").note
+
+    def test_in_front_of_a_layer_used_elsewhere(self, make, same, x):
+        net = Net(lambda m, x: m.conv(m.norm(x)) + m.conv(x), norm=make(), conv=conv(0))
+        assert "'conv' is also fed by <input>" in fate_of(same(net, x), "norm").note
+
+    def test_when_its_input_changes_before_the_layer_reads_it(self, make, same, x):
+        def forward(m, x):
+            x = x + 0
+            y = m.norm(x)
+            x.relu_()
+            return m.conv(y) + x[:, :, 1:-1, 1:-1]
+
+        fate = fate_of(same(Net(forward, norm=make(), conv=conv(0)), x), "norm")
+        assert fate.became == "convolution" and "perhaps in place" in fate.note
+
+    def test_when_the_convolution_has_hooks(self, make, same, x):
+        model = nn.Sequential(conv(), make())
+        model[0].register_forward_hook(lambda module, args, out: out + 1)
+        assert "'0' has hooks" in fate_of(same(model, x), "1").note
+
+    def test_when_the_weight_is_used_by_itself(self, make, same, x):
+        net = Net(lambda m, x: F.conv2d(m.norm(m.conv(x)), m.conv.weight), conv=conv(), norm=make())
+        assert "the weight of 'conv' is also used by itself" in fate_of(same(net, x), "norm").note
+
+    def test_behind_a_convolution_with_a_forward_of_its_own(self, make, same, x):
+        class Standardized(nn.Conv2d):
+            def forward(self, x):
+                weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+                return self._conv_forward(x, weight, self.bias)
+
+        assert "forward of its own" in fate_of(
+            same(nn.Sequential(Standardized(4, 4, 3), make()), x), "1"
+        ).note  # fmt: skip
+
+
+def test_a_shared_convolution_with_two_norms_keeps_both(same, x):
+    net = Net(lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)), conv=conv(), a=norm(), b=norm())
+    folded = same(net, x)
+    assert folded.fold_report.which("convolution") == ["a", "b"]
+    assert "'conv' also feeds 'b'" in fate_of(folded, "a").note
+
+
+def test_a_shared_norm_with_two_convolutions_stays_one(same, x):
+    net = Net(lambda m, x: m.norm(m.a(x)) + m.norm(m.b(x)), a=conv(), b=conv(), norm=norm())
+    assert "it follows 'a', 'b'" in fate_of(same(net, x), "norm").note
+
+
+def test_a_block_used_in_two_places_is_merged_once(same, x):
+    """Both of its uses see the same pair, as in siamese networks."""
+    block = nn.Sequential(conv(), norm(), nn.ReLU())
+    folded = same(Net(lambda m, x: m.block(m.block(x)) - m.block(x), block=block), x)
+    assert folded.fold_report.which("merged") == ["block.1"]
+
+
+def test_a_block_with_two_names(same, x):
+    block = nn.Sequential(conv(), norm())
+    net = Net(lambda m, x: m.again[0](x), block=block, again=nn.ModuleList([block]))
+    folded = same(net, x)
+    assert folded.block is folded.again[0] and isinstance(folded.block[1], Merged)
+
+
+def test_a_norm_with_two_names_is_replaced_under_both(same, x):
+    shared = norm()
+    net = Net(lambda m, x: m.other(m.conv(x)), conv=conv(), norm=shared, other=shared)
+    folded = same(net, x)
+    assert isinstance(folded.other, Merged) and folded.norm is folded.other
+
+
+def test_tied_weights_are_untied_where_one_is_merged(same, x):
+    a, b = conv(), conv()
+    b.weight = a.weight
+    folded = same(nn.Sequential(a, norm(), nn.ReLU(), b), x)
+    assert folded.fold_report.which("merged") == ["1"]
+    assert fate_of(folded, "1").note == "the weight of '0' is no longer that of '3'"
+    assert not torch.equal(folded[0].weight, folded[3].weight)
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_parametrized_convolution_becomes_plain(wrap, same, x):
+    folded = same(nn.Sequential(wrap(conv()), norm()).eval(), x)
+    assert folded.fold_report.which("merged") == ["1"]
+    assert type(folded[0]) is nn.Conv2d and set(folded[0].state_dict()) == {"weight", "bias"}
+
+
+def test_through_what_does_nothing_in_eval_and_merged_norms(same, x):
+    model = nn.Sequential(
+        norm(), nn.Identity(), norm(), conv(0), nn.Dropout(), norm(), nn.Dropout2d(), norm()
+    )
+    folded = same(model, x)
+    assert [fate.into for fate in folded.fold_report] == ["3"] * 4
+
+
+def test_dead_branches_are_left(same, x):
+    net = Net(lambda m, x: m.norm(m.conv(x)), conv=conv(), norm=norm(), aux=norm())
+    assert fate_of(same(net, x), "aux").note == "it is not called in eval"
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: nn.GroupNorm(2, 4), "every example by its own"),
+        (lambda: nn.InstanceNorm2d(4), "every example by its own"),
+        (lambda: isonorm.GroupWhitening(4, num_groups=2), "every example by its own"),
+        (lambda: isonorm.IterNorm(4, track_running_stats=False), "no running statistics"),
+        (lambda: nn.BatchNorm2d(4, track_running_stats=False), "no running statistics"),
+    ],
+    ids=["group", "instance", "groupwhitening", "iternorm-untracked", "torch-untracked"],
+)
+def test_norms_without_a_fixed_map_are_left(make, why, same, x):
+    folded = same(nn.Sequential(conv(), make()), x)
+    assert fate_of(folded, "1").became == "left" and why in fate_of(folded, "1").note
+
+
+def test_a_norm_with_hooks_or_kept_in_a_list_is_left(same, x):
+    hooked, listed = norm(), norm()
+    hooked.register_forward_hook(lambda module, args, out: out * 2)
+    net = Net(
+        lambda m, x: m.hooked(m.b(m.layers[1](m.layers[0](x)))),
+        a=conv(), b=conv(), hooked=hooked, listed=listed,
+    )  # fmt: skip
+    net.layers = [net.a, net.listed]
+    folded = same(net, x)
+    assert "hooks" in fate_of(folded, "hooked").note
+    assert "kept in a list" in fate_of(folded, "listed").note
+
+
+def test_normalization_after_dropout_and_act_as_timm_writes_it(same, x):
+    class BatchNormAct2d(nn.BatchNorm2d):
+        def __init__(self, channels) -> None:
+            super().__init__(channels)
+            self.drop, self.act = nn.Identity(), nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            return self.act(self.drop(super().forward(x)))
+
+    folded = same(nn.Sequential(conv(), BatchNormAct2d(4), BatchNormAct2d(4)), x)
+    assert [fate.became for fate in folded.fold_report] == ["merged", "convolution"]
+    assert isinstance(folded[1].act, nn.ReLU) and isinstance(folded[2].act, nn.ReLU)
+
+
+def test_a_batchnorm_with_a_forward_of_its_own_is_left(same, x):
+    class Doubled(nn.BatchNorm2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    assert "forward of its own" in fate_of(same(nn.Sequential(conv(), Doubled(4)), x), "1").note
+
+
+def test_what_cannot_be_followed_keeps_its_norms_as_convolutions(same, x):
+    class Branching(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) if x.mean() > -1e9 else x
+
+    branching = Branching(conv(), norm())
+    folded = same(nn.Sequential(conv(), norm(), branching, conv(), norm()), x)
+    assert folded.fold_report.which("merged") == ["1", "4"]
+    assert fate_of(folded, "2.1").became == "convolution"
+    assert "control flow" in fate_of(folded, "2.1").note
+
+    folded = same(branching, x)  # the model itself
+    assert fate_of(folded, "1").became == "convolution"
+    assert "nothing is merged across modules" in fate_of(folded, "1").note
+
+
+def test_a_linear_layer_is_merged_for_two_axes_only(same):
+    folded = same(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(5, 4))
+    assert folded.fold_report.which("merged") == ["1"]
+    with pytest.raises(ValueError, match=r"merged into '0' for inputs of 2 axes.*\(5, 4, 4\)"):
+        folded(torch.randn(5, 4, 4).double())
+    images = same(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm2d(4)), torch.randn(2, 4, 3, 4))
+    assert "second axis" in fate_of(images, "1").note
+
+
+@pytest.mark.parametrize("make", [norm, lambda: nn.BatchNorm2d(4)], ids=["iternorm", "torch"])
+def test_a_norm_alone_becomes_its_map(make, same, x):
+    folded = same(make(), x)
+    assert isinstance(folded, FixedMap)
+    assert str(folded.fold_report).endswith("it is the whole model")
+
+
+def test_a_channels_last_half_precision_model_keeps_its_format():
+    model = nn.Sequential(conv(), norm(), nn.ReLU(), norm()).to(torch.bfloat16).eval()
+    folded = isonorm.fold(model)
+    assert {p.dtype for p in folded.parameters()} == {torch.bfloat16}
+    x = torch.randn(2, 4, 5, 5, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    y = folded(x)
+    assert y.dtype == torch.bfloat16 and y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y, model(x), rtol=0.05, atol=0.05)
+
+
+def test_the_copy_is_copied_pickled_and_folded_again(x):
+    model = nn.Sequential(conv(), norm(act="relu"), norm(), nn.ReLU()).eval()
+    folded = isonorm.fold(model)
+    for again in (copy.deepcopy(folded), isonorm.fold(folded), pickle.loads(pickle.dumps(folded))):
+        assert torch.equal(again(x), folded(x))
+    assert isonorm.fold(folded).fold_report == ()
+
+
+def test_folding_on_the_meta_device():
+    with torch.device("meta"):
+        folded = isonorm.fold(nn.Sequential(conv(), norm()))
+    assert folded[0].weight.is_meta and folded.fold_report.which("merged") == ["1"]
+
+
+@pytest.mark.slow
+def test_of_a_compiled_model_the_original_is_folded():
+    model = nn.Sequential(conv(), norm())
+    assert type(isonorm.fold(torch.compile(model))) is nn.Sequential
+
+
+def test_only_modules_are_folded():
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module; got function"):
+        isonorm.fold(lambda x: x)
