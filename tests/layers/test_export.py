@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from math import inf
 
-import onnxruntime
 import pytest
 import torch
 from torch import nn
 from torch.export import Dim
 
-#: Operators that would put a factorization, or its iteration, into an exported eval graph.
-LINEAR_ALGEBRA = ("linalg", "cholesky", "eigh", "solve", "inverse", "rsqrt")
+from tests.exporting import LINEAR_ALGEBRA, LOOPS_AND_ROOTS, operators, run_in_onnx, traced
 
 
 def network(case, draw):
@@ -20,10 +17,6 @@ def network(case, draw):
     layer = case.make(act="relu")
     layer(draw(6, 12, 4, 3))
     return nn.Sequential(nn.Conv2d(3, 12, 1), layer, nn.Conv2d(12, 2, 1)).eval()
-
-
-def operators(program):
-    return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
 
 
 def exported(model, example, dynamic=("batch", "height", "width")):
@@ -70,40 +63,19 @@ def test_export_of_a_layer_fresh_from_a_checkpoint(cases, name, draw):
 
 def test_trace(batch_case, draw):
     frozen, x = network(batch_case, draw), torch.randn(4, 3, 5, 6)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # shapes are checked in Python
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit itself
-        traced = torch.jit.trace(frozen, x)
-    torch.testing.assert_close(traced(x), frozen(x))
-    graph = str(traced.inlined_graph)
+    module = traced(frozen, x)
+    torch.testing.assert_close(module(x), frozen(x))
+    graph = str(module.inlined_graph)
     assert not any(f"aten::{word}" in graph for word in LINEAR_ALGEBRA)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["iternorm", "batchgroupnorm", "whiten-coloring"])
 def test_onnx(cases, name, draw, tmp_path):
-    kinds = run_in_onnx(network(cases[name], draw), tmp_path / "model.onnx")
-    assert not kinds & {"Loop", "Scan", "If", "Det", "Inverse", "Sqrt", "Reciprocal"}, kinds
+    kinds = run_in_onnx(network(cases[name], draw), torch.randn(4, 3, 5, 6), tmp_path)
+    assert not set(kinds) & LOOPS_AND_ROOTS, kinds
 
 
 @pytest.mark.slow
 def test_onnx_within_an_example(cases, draw, tmp_path):
-    run_in_onnx(network(cases["groupnorm"], draw), tmp_path / "model.onnx")
-
-
-def run_in_onnx(model, path):
-    """Compares with onnxruntime, on batches of several sizes; the kinds of operators used."""
-    program = torch.onnx.export(
-        model,
-        (torch.randn(4, 3, 5, 6),),
-        dynamo=True,
-        dynamic_shapes=({0: Dim("batch")},),
-        verbose=False,
-    )
-    program.save(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for size in (4, 1, 9):
-        x = torch.randn(size, 3, 5, 6)
-        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), rtol=1e-4, atol=1e-5)
-    return {node.op_type for node in program.model.graph}
+    run_in_onnx(network(cases["groupnorm"], draw), torch.randn(4, 3, 5, 6), tmp_path)
