@@ -44,13 +44,13 @@ def networks(norm: str, example: Tensor) -> dict[str, nn.Module]:
 
 
 def without_norms(model: nn.Module) -> nn.Module:
-    """A copy with its norms deleted and a bias in every convolution."""
-    plain = copy.deepcopy(model)
+    """A copy in eval with its norms deleted and a bias in every convolution."""
+    plain = copy.deepcopy(model).eval()
     for name, module in list(plain.named_modules()):
         if isinstance(module, isonorm.Normalize):
             plain.set_submodule(name, nn.Identity())
         elif isinstance(module, nn.Conv2d) and module.bias is None:
-            module.bias = nn.Parameter(torch.zeros(module.out_channels))
+            module.bias = nn.Parameter(module.weight.new_zeros(module.out_channels))
     return plain
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import isonorm
+from benchmarks.folding import without_norms
 from isonorm.lab.models import create_model
 from tests.exporting import LINEAR_ALGEBRA, LOOPS_AND_ROOTS, operators, run_in_onnx, traced
 from tests.lab.networks import NETWORKS
@@ -37,17 +36,6 @@ def ran(model: nn.Module, x: torch.Tensor) -> list[tuple]:
     with Recorder() as recorder, torch.no_grad():
         model(x)
     return recorder.ran
-
-
-def without_norms(model: nn.Module) -> nn.Module:
-    """The network with its norms deleted and a bias in every convolution they stood behind."""
-    model = copy.deepcopy(model).eval()
-    for name, module in list(model.named_modules()):
-        if isinstance(module, isonorm.Normalize):
-            model.set_submodule(name, nn.Identity())
-        elif isinstance(module, nn.Conv2d) and module.bias is None:
-            module.bias = nn.Parameter(module.weight.new_zeros(module.out_channels))
-    return model
 
 
 def test_resnet50_runs_what_it_runs_without_norms():
