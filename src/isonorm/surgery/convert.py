@@ -1,0 +1,214 @@
+"""``convert``: other norms in a model that exists; ``revert``: BatchNorm again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from .. import registry
+from ..layers import BatchNorm, Normalize
+from ..statistics import resolve_group
+from .report import Change, Conversion, Left, short
+from .sources import Refused, Source, looks_like_a_norm, read
+from .transplant import Graft, graft
+from .tree import Changes, Hung, check_changeable, modules_of, nearest
+
+#: Makes a norm from its number of channels.
+Factory = Callable[[int], nn.Module]
+Where = str | Callable[[str, nn.Module], bool]
+
+
+def convert(
+    model: nn.Module, to: str | Factory, *, where: Where = "all", fuse_act: bool = False
+) -> Conversion:
+    """Replaces the norms of a model, in place, and reports what changed and what was left.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> print(convert(model, "iternorm"))
+    1 norm changed, none left.
+      1  BatchNorm2d(8)  →  IterNorm(8)  same in eval
+
+    Args:
+        model: its BatchNorm, SyncBatchNorm, InstanceNorm and GroupNorm layers, timm's norms with an
+            activation inside, and isonorm's own layers are replaced.
+        to: a name of ``list_norms()``, a class, or a factory called with the number of channels
+            alone, such as ``lambda c: isonorm.IterNorm(c, group_size=16)``.
+        where: "all"; "first"; a shell pattern for names, such as ``"layer1.*"``; or a function of
+            name and module.
+        fuse_act: also let a norm apply the ReLU or SiLU module that alone follows it.
+
+    Parameters stay the same objects. They, the statistics, eps, momentum, mode, device, dtype and
+    hooks carry over, and γ makes up for the new root, so that in eval a model that had BatchNorm
+    computes what it did before; the report says where it does not. An error leaves the model as it
+    was.
+    """
+    factory = target_factory(to)
+    return replace_norms(model, lambda _, source: factory(source.norm.num_features), where)
+
+
+def revert(model: nn.Module, *, to: Factory | None = None) -> Conversion:
+    """Puts BatchNorm in the place of isonorm's batch-area layers, in place.
+
+    Each standardizes with the diagonal of the running covariance. γ and β make every channel keep
+    its mean, variance and sign in eval; what whitening did between channels is lost, and is only
+    nothing right after ``convert``, which this then undoes. A layer that was converted becomes what
+    it was before; others become ``to``, by default ``isonorm.BatchNorm``, which is for inputs of
+    any rank; ``to=torch.nn.BatchNorm2d`` leaves no trace of isonorm.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> _ = convert(model, "iternorm")
+    >>> print(revert(model))
+    1 norm changed, none left.
+      1  IterNorm(8)  →  BatchNorm2d(8)  same in eval
+    """
+
+    def batchnorm(module: nn.Module, source: Source) -> nn.Module:
+        if not isinstance(module, Normalize):
+            raise Refused("it is not one of isonorm's layers")
+        if not module.area.spans_batch:
+            raise Refused(f"{module.area!r} is no BatchNorm that could be gone back to")
+        if to is not None:
+            return to(module.num_features)
+        origin = getattr(module, "_origin", BatchNorm)
+        if origin is not nn.SyncBatchNorm:
+            return origin(module.num_features)
+        group = resolve_group(module.process_group)
+        return nn.SyncBatchNorm(module.num_features, process_group=group)
+
+    return replace_norms(model, batchnorm, "all")
+
+
+def target_factory(to: str | Factory) -> Factory:
+    """What makes the new norms."""
+    if isinstance(to, str):
+        registry.create_norm(to, 1) if to.lower() not in registry.REGISTRY else None
+        return lambda channels: registry.create_norm(to, channels)
+    if isinstance(to, nn.Module):
+        raise TypeError(
+            f"each norm needs a layer of its own, so `to` is a name, a class or a factory; got the "
+            f"layer {short(to)}: pass lambda channels: … instead."
+        )
+    if not callable(to):
+        raise TypeError(f"`to` must be a name, a class or a factory; got {to!r}.")
+    return to
+
+
+def replace_norms(
+    model: nn.Module, make: Callable[[nn.Module, Source], nn.Module], where: Where
+) -> Conversion:
+    """Lets ``make`` produce the successor of every norm that ``where`` selects."""
+    check_changeable(model)
+    _check_root(model)
+    norms = [hung for hung in modules_of(model) if looks_like_a_norm(hung.module)]
+    chosen = select(norms, where)
+    owners = _parameter_owners(model)
+    grafts: list[tuple[Hung, Graft]] = []
+    left: list[Left] = []
+    for hung in norms:
+        try:
+            if hung not in chosen:
+                raise Refused("`where` does not select it")
+            grafts.append((hung, _successor(hung, make, owners)))
+        except Refused as reason:
+            left.append(Left(_names(hung), short(hung.module), str(reason)))
+    with Changes() as changes:
+        for hung, made in grafts:
+            changes.put(hung, made.module)
+            for tensor, value in made.writes:
+                changes.write(tensor, value)
+    return Conversion([_change(hung, made) for hung, made in grafts], left)
+
+
+def _successor(hung: Hung, make, owners: dict[int, set[nn.Module]]) -> Graft:
+    module = hung.module
+    source = read(module)
+    for name, parameter in module.named_parameters(recurse=False):
+        if len(owners[id(parameter)]) > 1:
+            raise Refused(f"its {name} is shared with another module, which γ could then not suit")
+    try:
+        norm = make(module, source)
+        if not isinstance(norm, nn.Module):
+            raise TypeError(f"the factory must return a torch.nn.Module; got {norm!r}.")
+        if _is_already(module, norm):
+            raise Refused("it is already that")
+        made = graft(module, source, norm)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"cannot replace {hung.name!r}: {error}") from error
+    if isinstance(norm, Normalize):
+        norm._origin = _origin(module)
+    return made
+
+
+def _is_already(module: nn.Module, norm: nn.Module) -> bool:
+    if not isinstance(module, Normalize) or not isinstance(norm, Normalize):
+        return type(module) is type(norm)
+
+    def parts(layer: Normalize):
+        return layer.area, layer.operation, type(layer.recovery), layer.running
+
+    return parts(module) == parts(norm) and type(module) is type(norm)
+
+
+def _origin(module: nn.Module) -> type[nn.Module]:
+    """The class that ``revert`` goes back to."""
+    for kind in (nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        if isinstance(module, kind):
+            return kind
+    return getattr(module, "_origin", BatchNorm)
+
+
+def _change(hung: Hung, made: Graft) -> Change:
+    before, after = short(hung.module), short(made.norm)
+    return Change(_names(hung), before, after, made.start.deviation, made.start.note)
+
+
+def _names(hung: Hung) -> str:
+    return " = ".join(hung.names)
+
+
+def _check_root(model: nn.Module) -> None:
+    if looks_like_a_norm(model):
+        raise ValueError(
+            f"the model is itself a norm, {short(model)}, which nothing holds that could hold "
+            "another: wrap it first, torch.nn.Sequential(norm)."
+        )
+
+
+def _parameter_owners(model: nn.Module) -> dict[int, set[nn.Module]]:
+    owners: dict[int, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(module)
+    return owners
+
+
+def select(norms: list[Hung], where: Where) -> list[Hung]:
+    """The norms that ``where`` selects."""
+    if callable(where):
+        return [hung for hung in norms if where(hung.name, hung.module)]
+    if not isinstance(where, str):
+        raise TypeError(
+            f"where must be 'all', 'first', a pattern of names or a function of name and module; "
+            f"got {where!r}."
+        )
+    if where == "all":
+        return norms
+    if where == "first":
+        return next(([hung] for hung in norms if _readable(hung.module)), [])
+    found = [hung for hung in norms if any(fnmatchcase(name, where) for name in hung.names)]
+    if not found:
+        names = [name for hung in norms for name in hung.names]
+        raise ValueError(
+            f"no norm has a name that matches where={where!r}; {nearest(where, names)}."
+        )
+    return found
+
+
+def _readable(module: nn.Module) -> bool:
+    try:
+        read(module)
+    except Refused:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""Norms that stay as they are while the rest of the model trains."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..layers import Normalize
+
+
+class Frozen:
+    """A module's ``train`` while it is frozen: it notes what is wanted, and stays in eval."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.wanted = module.training
+        self.learned = [name for name, p in _own_parameters(module) if p.requires_grad]
+
+    def __call__(self, mode: bool = True) -> nn.Module:
+        self.wanted = mode
+        for child in self.module.children():
+            child.train(mode)
+        return self.module
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Freezes every norm that keeps running statistics, isonorm's and torch's, in place.
+
+    A frozen norm normalizes by its running statistics, also after ``model.train()``; its
+    parameters have no gradient. It is what detection code calls FrozenBatchNorm. Norms without
+    running statistics go on as before.
+
+    >>> model = freeze(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))).train()
+    >>> model[1].training, model[1].weight.requires_grad
+    (False, False)
+    >>> unfreeze(model)[1].training
+    True
+    """
+    for module in model.modules():
+        keeps = isinstance(module, Normalize | _BatchNorm) and module.running_mean is not None
+        if keeps and not is_frozen(module):
+            freeze_one(module)
+    return model
+
+
+def unfreeze(model: nn.Module) -> nn.Module:
+    """Undoes ``freeze``: norms follow ``model.train()`` again, and their parameters learn as they
+    did before.
+    """
+    for module in model.modules():
+        if is_frozen(module):
+            frozen: Frozen = module.__dict__.pop("train")
+            for name, parameter in _own_parameters(module):
+                if name in frozen.learned:
+                    parameter.requires_grad_(True)
+            module.train(frozen.wanted)
+    return model
+
+
+def freeze_one(module: nn.Module) -> None:
+    frozen = Frozen(module)
+    module.train(False)
+    frozen(frozen.wanted)  # the module's children, if any, stay as they are
+    module.__dict__["train"] = frozen
+    for _, parameter in _own_parameters(module):
+        parameter.requires_grad_(False)
+
+
+def is_frozen(module: nn.Module) -> bool:
+    return isinstance(module.__dict__.get("train"), Frozen)
+
+
+def _own_parameters(module: nn.Module):
+    return list(module.named_parameters(recurse=False))

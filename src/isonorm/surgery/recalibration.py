@@ -1,0 +1,92 @@
+"""Running statistics estimated anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .freezing import is_frozen
+
+
+def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) -> int:
+    """Estimates the running statistics of every norm anew, as their average over batches.
+
+    ``loader`` yields inputs: tensors, tuples whose first entry is the input, or dicts of keyword
+    arguments. At most ``batches`` are taken (None: all of them); how many there were is returned.
+    Norms, isonorm's and torch's, run in training mode, everything else (dropout, …) in eval. Modes
+    and momentum are then as before, and if anything fails so are the statistics. Frozen norms keep
+    theirs.
+
+    >>> import isonorm
+    >>> model = nn.Sequential(nn.Linear(3, 8), isonorm.IterNorm(8)).eval()
+    >>> recalibrate(model, [torch.randn(64, 3) for _ in range(4)])
+    4
+    """
+    if batches is not None and (not isinstance(batches, int) or batches < 1):
+        raise ValueError(f"batches must be a positive integer, or None for all; got {batches!r}.")
+    norms = [module for module in model.modules() if _keeps_statistics(module)]
+    if not norms:
+        raise ValueError("the model has no norm with running statistics that are not frozen.")
+    modes = {module: module.training for module in model.modules()}
+    momenta = {norm: norm.momentum for norm in norms}
+    statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    device = next((p.device for p in model.parameters()), None)
+    seen = 0
+    try:
+        for module in modes:
+            module.training = False
+        for norm in norms:
+            norm.training = True
+            norm.momentum = None  # pyright: ignore[reportAttributeAccessIssue]
+            norm.reset_running_stats()  # pyright: ignore[reportCallIssue]
+        with torch.no_grad():
+            for batch in islice(loader, batches):
+                seen += 1
+                for norm in norms:
+                    if isinstance(norm, nn.modules.instancenorm._InstanceNorm):
+                        norm.momentum = 1 / seen  # it has no cumulative average of its own
+                _forward(model, batch, device)
+        if not seen:
+            raise ValueError("the loader yielded no batch to take statistics from.")
+    except BaseException:
+        with torch.no_grad():
+            for buffer, value in statistics:
+                buffer.copy_(value)
+        raise
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum
+            if hasattr(norm, "refresh"):
+                norm.refresh()  # pyright: ignore[reportCallIssue]
+    return seen
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Told by what it has: isonorm's layers and torch's, or others made in their image."""
+    return (
+        callable(getattr(module, "reset_running_stats", None))
+        and isinstance(getattr(module, "num_batches_tracked", None), Tensor)
+        and hasattr(module, "momentum")
+        and not is_frozen(module)
+    )
+
+
+def _forward(model: nn.Module, batch: Any, device: torch.device | None) -> None:
+    if isinstance(batch, Mapping):
+        model(**{name: _to(value, device) for name, value in batch.items()})
+    elif isinstance(batch, tuple | list):
+        if not batch:
+            raise ValueError("the loader yielded an empty tuple; its first entry is the input.")
+        model(_to(batch[0], device))
+    else:
+        model(_to(batch, device))
+
+
+def _to(value: Any, device: torch.device | None) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

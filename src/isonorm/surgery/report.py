@@ -1,0 +1,89 @@
+"""What a change to a model did: a table to print, and its rows to compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+
+class Change(NamedTuple):
+    """A norm that was replaced. ``deviation`` is the part of its eval output, in the mean square
+    over data with its running statistics, that is now different; None where nobody can say.
+    """
+
+    name: str
+    before: str
+    after: str
+    deviation: float | None = None
+    note: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether eval is the same function as before, up to rounding."""
+        return self.deviation is not None and self.deviation < 1e-8
+
+
+class Left(NamedTuple):
+    """A norm that was not replaced, and why."""
+
+    name: str
+    module: str
+    reason: str
+
+
+class Conversion:
+    """The report of ``convert`` and its kin.
+
+    >>> print(Conversion([Change("bn", "BatchNorm2d(8)", "IterNorm(8)", 0.0)], []))
+    1 norm changed, none left.
+      bn  BatchNorm2d(8)  →  IterNorm(8)  same in eval
+    """
+
+    def __init__(self, changed: Sequence[Change], left: Sequence[Left]) -> None:
+        self.changed, self.left = tuple(changed), tuple(left)
+
+    def __repr__(self) -> str:
+        return f"<Conversion: {len(self.changed)} changed, {len(self.left)} left>"
+
+    def __str__(self) -> str:
+        heading = f"{_count(self.changed)} changed, {len(self.left) or 'none'} left."
+        rows = [(c.name, c.before, "→", c.after, _in_eval(c)) for c in self.changed]
+        rows_left = [(row.name, row.module, row.reason) for row in self.left]
+        lines = [heading, *table(rows)]
+        if rows_left:
+            lines += ["Left as they were:", *table(rows_left)]
+        return "\n".join(lines)
+
+
+def _in_eval(change: Change) -> str:
+    if change.same:
+        words = "same in eval"
+    elif change.deviation is None:
+        words = "new in eval"
+    else:
+        words = f"differs in eval by {change.deviation**0.5:.1%}"
+    return f"{words}: {change.note}" if change.note else words
+
+
+def _count(rows: Sequence) -> str:
+    return f"{len(rows) or 'no'} norm{'' if len(rows) == 1 else 's'}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines whose columns are aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+        .rstrip()
+        for row in rows
+    ]  # fmt: skip
+
+
+def short(module: nn.Module) -> str:
+    """A layer as a table shows it: class and channels."""
+    channels = getattr(module, "num_features", getattr(module, "num_channels", None))
+    if isinstance(module, nn.LayerNorm):
+        channels = ", ".join(map(str, module.normalized_shape))
+    return f"{type(module).__name__}({'' if channels is None else channels})"

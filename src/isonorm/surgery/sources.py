@@ -1,0 +1,117 @@
+"""What a source norm is, and what is read from it: any norm, in this package's own terms.
+
+torch's BatchNorm is batch(1) × standardize × affine, its InstanceNorm instance(1), its GroupNorm
+group(k). Read so, a conversion is from one ``Normalize`` to another, whoever made the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
+
+from .. import area as areas
+from ..layers import Normalize
+
+#: torch's norms whose channels are in dimension 1, and the forwards that make them what they are.
+CHANNEL_NORMS = _BatchNorm | _InstanceNorm | nn.GroupNorm
+_FORWARDS = (
+    _BatchNorm.forward,
+    nn.SyncBatchNorm.forward,
+    _InstanceNorm.forward,
+    nn.GroupNorm.forward,
+)
+
+
+class Refused(Exception):
+    """Why a module is left as it is, as the end of a sentence that begins with its name."""
+
+
+class Source(NamedTuple):
+    """A norm in this package's terms, and the modules that act behind it inside the same module,
+    as in timm's BatchNormAct2d.
+    """
+
+    norm: Normalize
+    drop: nn.Module | None = None
+    act: nn.Module | None = None
+
+
+def looks_like_a_norm(module: nn.Module) -> bool:
+    """Whether a report should mention a module, be it converted or not."""
+    if isinstance(module, Normalize | CHANNEL_NORMS | nn.LayerNorm):
+        return True
+    return "norm" in type(module).__name__.lower() and next(module.children(), None) is None
+
+
+def read(module: nn.Module) -> Source:
+    """The module as a source, sharing its parameters; ``Refused`` says why it is none.
+
+    >>> read(nn.BatchNorm2d(3)).norm
+    Normalize(3, area=batch(group_size=1), operation=standardize(p=2), recovery='affine', eps=1e-05, momentum=0.1)
+    """  # noqa: E501
+    if isinstance(module, Normalize):
+        return Source(module)
+    if isinstance(module, nn.LayerNorm):
+        raise Refused(
+            "its channels are last, not in dimension 1; where they are not, use GroupNorm(1, C), "
+            "which can be converted"
+        )
+    if isinstance(module, LazyModuleMixin):
+        raise Refused("it is lazy: pass a batch through the model first, so that it has channels")
+    if not isinstance(module, CHANNEL_NORMS):
+        raise Refused(f"{type(module).__name__} is not a norm that can be read")
+    if is_parametrized(module):
+        raise Refused("its parameters are parametrized: remove the parametrizations first")
+    drop, act = _children_behind(module)
+    return Source(_as_normalize(module), drop, act)
+
+
+def _children_behind(module: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+    """(drop, act) of timm's norm-and-activation layers, told by what they have, not by class."""
+    if type(module).forward in _FORWARDS:
+        return None, None
+    drop, act = getattr(module, "drop", None), getattr(module, "act", None)
+    if not isinstance(act, nn.Module) or not isinstance(drop, nn.Module | None):
+        raise Refused(f"{type(module).__name__} has a forward of its own, whose meaning is unknown")
+    return drop, act
+
+
+def _as_normalize(module: nn.Module) -> Normalize:
+    """The same normalization as a ``Normalize`` with the same parameters and statistics."""
+    assert isinstance(module, CHANNEL_NORMS)
+    tracks = getattr(module, "running_mean", None) is not None
+    if isinstance(module, nn.GroupNorm):
+        channels, area = module.num_channels, areas.group(module.num_groups)
+    else:
+        # an InstanceNorm that keeps statistics is BatchNorm in eval
+        batch = isinstance(module, _BatchNorm) or tracks
+        channels, area = module.num_features, areas.batch(1) if batch else areas.instance(1)
+    options = {}
+    if area.spans_batch:
+        options = {"momentum": module.momentum, "track_running_stats": tracks}
+    if isinstance(module, nn.SyncBatchNorm):
+        options["process_group"] = module.process_group or "world"
+    layer = Normalize(
+        channels, area=area, eps=module.eps, **place_of(module), **options
+    )  # pyright: ignore[reportArgumentType]
+    layer.weight, layer.bias = module.weight, module.bias
+    if tracks:
+        wide = torch.float64 if module.running_mean.dtype == torch.float64 else torch.float32
+        layer.running_mean = module.running_mean.to(wide)
+        layer.running_cov = module.running_var.to(wide).view(-1, 1, 1)
+        layer.num_batches_tracked = module.num_batches_tracked
+    return layer.train(module.training)
+
+
+def place_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
+    """Device and dtype of a module, as far as it has tensors to tell them by."""
+    tensors: Callable[[], list[Tensor]] = lambda: [*module.parameters(), *module.buffers()]  # noqa: E731
+    floating = [t for t in tensors() if t.is_floating_point()]
+    return {"device": floating[0].device, "dtype": floating[0].dtype} if floating else {}

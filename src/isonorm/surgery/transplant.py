@@ -1,0 +1,163 @@
+"""One norm in the place of another: everything a layer has besides its mathematics."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional
+from ..layers import Normalize
+from .freezing import Frozen, freeze_one, is_frozen
+from .sources import CHANNEL_NORMS, Source, place_of, read
+from .warmstart import Start, warm_start
+
+#: The activations that a layer can apply itself, by exact class.
+FUSIBLE = {nn.ReLU: "relu", nn.SiLU: "silu"}
+
+
+class NormDropAct(nn.Sequential):
+    """A norm with the drop and activation that were part of the module it replaces."""
+
+    def __init__(self, norm: nn.Module, drop: nn.Module | None, act: nn.Module | None) -> None:
+        super().__init__()
+        for name, module in (("norm", norm), ("drop", drop), ("act", act)):
+            if module is not None:
+                self.add_module(name, module)
+
+
+class Graft(NamedTuple):
+    """A module to put in another's place, with the values its parameters will take then."""
+
+    module: nn.Module
+    norm: nn.Module
+    writes: list[tuple[Tensor, Tensor]]
+    start: Start
+
+
+def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool = False) -> Graft:
+    """Makes a new norm continue an old module. The old one is not touched: ``writes`` are for
+    later, since parameters stay the same objects, which optimizers know.
+    """
+    norm.to(**place_of(module))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    drop, act = source.drop, source.act
+    new = read(norm).norm if isinstance(norm, Normalize | CHANNEL_NORMS) else None
+    if source.norm.act not in (None, "identity"):
+        if isinstance(norm, Normalize):
+            norm.act = source.norm.act
+        else:
+            act = {name: made for made, name in FUSIBLE.items()}[source.norm.act]()
+    elif fuse_act and isinstance(norm, Normalize) and fusible(act) and _does_nothing(drop):
+        assert act is not None
+        norm.act, drop, act = FUSIBLE[type(act)], None, None
+
+    if new is None:
+        start = Start(_affine_of(source.norm, norm), None, "nothing is known of its statistics")
+    else:
+        _take_options(source.norm, norm)
+        new = read(norm).norm
+        start = warm_start(source.norm, new)
+        _write_back(new, norm)
+    writes = _share_parameters(source.norm, norm, start.values)
+
+    whole = norm if drop is None and act is None else NormDropAct(norm, drop, act)
+    _take_hooks(module, whole)
+    norm.train(module.training)
+    whole.training = module.training
+    if is_frozen(module):
+        freeze_one(norm)
+        before: Frozen = module.__dict__["train"]
+        norm.__dict__["train"].wanted, norm.__dict__["train"].learned = before.wanted, before.learned
+    return Graft(whole, norm, writes, start)
+
+
+def fusible(act: nn.Module | None) -> bool:
+    return type(act) in FUSIBLE and not _hooks(act)
+
+
+def _does_nothing(drop: nn.Module | None) -> bool:
+    return drop is None or (type(drop) is nn.Identity and not _hooks(drop))
+
+
+def _take_options(old: Normalize, norm: nn.Module) -> None:
+    """eps, momentum, tracking and synchronization of the old layer."""
+    norm.eps = old.eps  # pyright: ignore[reportArgumentType]
+    new = read(norm).norm
+    if not (old.area.spans_batch and new.area.spans_batch):
+        return
+    norm.momentum = old.momentum  # pyright: ignore[reportArgumentType]
+    if old.running_mean is None:
+        norm.track_running_stats = False  # pyright: ignore[reportArgumentType]
+        for name in norm._buffers:
+            norm._buffers[name] = None
+    if isinstance(norm, Normalize):
+        norm.check_finite = old.check_finite
+        if old.process_group and not norm.process_group:
+            functional.check_synchronizable(norm.area, norm.operation)
+            norm.process_group = old.process_group
+
+
+def _write_back(new: Normalize, norm: nn.Module) -> None:
+    """Statistics that were read from one of torch's layers, and written to since."""
+    if new is norm or new.running_mean is None or new.running_cov is None:
+        return
+    with torch.no_grad():
+        norm.running_mean.copy_(new.running_mean)  # pyright: ignore
+        norm.running_var.copy_(new.running_cov.view(-1))  # pyright: ignore
+
+
+def _affine_of(old: Normalize, norm: nn.Module) -> dict[str, Tensor]:
+    """γ and β for a module of which nothing is known but that it has such."""
+    found = {"weight": old.weight, "bias": old.bias}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and getattr(getattr(norm, name, None), "shape", None) == value.shape
+    }
+
+
+def _share_parameters(
+    old: Normalize, norm: nn.Module, values: dict[str, Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Gives the new norm the old one's parameters themselves, and lists what to write to them.
+
+    A parameter that the old layer did not have only makes up for the new root: it does not learn.
+    """
+    writes = []
+    for name, value in values.items():
+        ours, theirs = getattr(norm, name), old._parameters.get(name)
+        if theirs is None:
+            learned = old.recovery.gain if name == "color" else None
+            ours.requires_grad_(learned is not None and learned.requires_grad)
+            with torch.no_grad():
+                ours.copy_(value)
+            continue
+        setattr(norm, name, theirs)
+        if value is not theirs:
+            writes.append((theirs, value))
+    return writes
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def _hooks(module: nn.Module) -> bool:
+    return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def _take_hooks(old: nn.Module, new: nn.Module) -> None:
+    """The dictionaries themselves, so that the handles people hold still remove their hooks."""
+    if not _hooks(old):
+        return
+    for name in _HOOKS:
+        setattr(new, name, getattr(old, name))
+    new._is_full_backward_hook = old._is_full_backward_hook

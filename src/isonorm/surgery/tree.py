@@ -1,0 +1,101 @@
+"""A model as a tree whose modules may hang in several places, and changes to it that happen
+together or not at all.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from difflib import get_close_matches
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class Place(NamedTuple):
+    parent: nn.Module
+    key: str
+    name: str
+
+
+class Hung(NamedTuple):
+    """A module and every place it hangs in; more than one where it is shared."""
+
+    module: nn.Module
+    places: tuple[Place, ...]
+
+    @property
+    def name(self) -> str:
+        return self.places[0].name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(place.name for place in self.places)
+
+
+def modules_of(model: nn.Module) -> list[Hung]:
+    """Every module below a model, once, in the order and by the names of ``named_modules``."""
+    parents, places = {"": model}, {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name:
+            above, _, key = name.rpartition(".")
+            places.setdefault(module, []).append(Place(parents[above], key, name))
+        parents[name] = module
+    return [Hung(module, tuple(found)) for module, found in places.items()]
+
+
+def check_changeable(model: nn.Module) -> None:
+    """Refuses models that hold on to modules or buffers in ways that a change would not reach."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module; got {type(model).__name__}.")
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError("a scripted model cannot be changed: change it, then script it.")
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise TypeError(
+                "DistributedDataParallel keeps a list of the buffers it was made with: change the "
+                "model first, then wrap it."
+            )
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """The end of an error about a name that matches nothing: what was perhaps meant."""
+    near = get_close_matches(name, names, n=3, cutoff=0.5) or names[:5]
+    return f"near it are {', '.join(map(repr, near))}" if near else "there are none"
+
+
+class Changes:
+    """Changes to a model, undone in reverse if an exception leaves the ``with`` block.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> with Changes() as changes:
+    ...     changes.put(modules_of(model)[0], nn.SiLU())
+    >>> model[0]
+    SiLU()
+    """
+
+    def __enter__(self) -> Self:
+        self._undo = ExitStack()
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is None:
+            self._undo.pop_all()
+        self._undo.close()
+
+    def put(self, hung: Hung, module: nn.Module) -> None:
+        """The module in all places of another."""
+        for parent, key, _ in hung.places:
+            self._undo.callback(parent._modules.__setitem__, key, parent._modules[key])
+            parent._modules[key] = module
+
+    @torch.no_grad()
+    def write(self, tensor: Tensor, value: Tensor) -> None:
+        """A tensor's values in place: an optimizer that holds it goes on with it."""
+        self._undo.callback(_restore, tensor, tensor.clone())
+        tensor.copy_(value)
+
+
+@torch.no_grad()
+def _restore(tensor: Tensor, value: Tensor) -> None:
+    tensor.copy_(value)
