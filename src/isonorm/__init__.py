@@ -29,3 +29,13 @@ from .weights import EquiConv2d as EquiConv2d
 from .weights import EquiConv3d as EquiConv3d
 from .weights import EquiLinear as EquiLinear
 from .surgery import fold as fold
+from .surgery import Conversion as Conversion
+from .surgery import convert as convert
+from .surgery import convert_sync as convert_sync
+from .surgery import freeze as freeze
+from .surgery import insert as insert
+from .surgery import load_checkpoint as load_checkpoint
+from .surgery import recalibrate as recalibrate
+from .surgery import revert as revert
+from .surgery import save_checkpoint as save_checkpoint
+from .surgery import unfreeze as unfreeze

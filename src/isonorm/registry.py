@@ -55,12 +55,17 @@ def create_norm(name: str, num_features: int, **options: Any) -> nn.Module:
     >>> create_norm("iternorm", 64, num_iters=7)
     IterNorm(64, group_size=64, num_iters=7, affine=True, eps=1e-05, momentum=0.1)
     """
+    return find(name).layer(num_features, **options)
+
+
+def find(name: str) -> Entry:
+    """The entry of that name, however it is capitalized."""
     entry = REGISTRY.get(name.lower()) if isinstance(name, str) else None
     if entry is None:
         near = get_close_matches(str(name).lower(), REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(REGISTRY)}."
         raise ValueError(f"there is no normalization called {name!r}; {hint}")
-    return entry.layer(num_features, **options)
+    return entry
 
 
 def list_norms(pattern: str = "*") -> list[str]:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 
 from torch import nn
 
 from .. import registry
 from ..layers import BatchNorm, Normalize
 from ..statistics import resolve_group
+from .activations import Fusion, following
 from .report import Change, Conversion, Left, short
 from .sources import Refused, Source, looks_like_a_norm, read
-from .transplant import Graft, graft
+from .transplant import FUSIBLE, Graft, graft
 from .tree import Changes, Hung, check_changeable, modules_of, nearest
 
+#: The attribute in which a converted layer keeps the class it goes back to.
+ORIGIN = "_converted_from"
 #: Makes a norm from its number of channels.
 Factory = Callable[[int], nn.Module]
+#: Makes the successor of a module, which was read as a source.
+Make = Callable[[nn.Module, Source], nn.Module]
 Where = str | Callable[[str, nn.Module], bool]
 
 
@@ -45,7 +51,9 @@ def convert(
     was.
     """
     factory = target_factory(to)
-    return replace_norms(model, lambda _, source: factory(source.norm.num_features), where)
+    return replace_norms(
+        model, lambda _, source: factory(source.norm.num_features), where, fuse_act=fuse_act
+    )
 
 
 def revert(model: nn.Module, *, to: Factory | None = None) -> Conversion:
@@ -71,7 +79,7 @@ def revert(model: nn.Module, *, to: Factory | None = None) -> Conversion:
             raise Refused(f"{module.area!r} is no BatchNorm that could be gone back to")
         if to is not None:
             return to(module.num_features)
-        origin = getattr(module, "_origin", BatchNorm)
+        origin = module.__dict__.get(ORIGIN, BatchNorm)
         if origin is not nn.SyncBatchNorm:
             return origin(module.num_features)
         group = resolve_group(module.process_group)
@@ -83,7 +91,7 @@ def revert(model: nn.Module, *, to: Factory | None = None) -> Conversion:
 def target_factory(to: str | Factory) -> Factory:
     """What makes the new norms."""
     if isinstance(to, str):
-        registry.create_norm(to, 1) if to.lower() not in registry.REGISTRY else None
+        registry.find(to)  # raises where there is none, before anything is made
         return lambda channels: registry.create_norm(to, channels)
     if isinstance(to, nn.Module):
         raise TypeError(
@@ -96,12 +104,13 @@ def target_factory(to: str | Factory) -> Factory:
 
 
 def replace_norms(
-    model: nn.Module, make: Callable[[nn.Module, Source], nn.Module], where: Where
+    model: nn.Module, make: Make, where: Where = "all", *, fuse_act: bool = False
 ) -> Conversion:
     """Lets ``make`` produce the successor of every norm that ``where`` selects."""
     check_changeable(model)
     _check_root(model)
-    norms = [hung for hung in modules_of(model) if looks_like_a_norm(hung.module)]
+    modules = modules_of(model)
+    norms = [hung for hung in modules if looks_like_a_norm(hung.module)]
     chosen = select(norms, where)
     owners = _parameter_owners(model)
     grafts: list[tuple[Hung, Graft]] = []
@@ -110,18 +119,35 @@ def replace_norms(
         try:
             if hung not in chosen:
                 raise Refused("`where` does not select it")
-            grafts.append((hung, _successor(hung, make, owners)))
+            grafts.append((hung, _successor(hung, make, owners, fuse_act)))
         except Refused as reason:
             left.append(Left(_names(hung), short(hung.module), str(reason)))
+    fusions = following(model, [hung for hung, _ in grafts], modules) if fuse_act else []
+    rows = []
     with Changes() as changes:
-        for hung, made in grafts:
+        for (hung, made), fusion in zip_longest(grafts, fusions):
+            note = _fuse(made, fusion, changes) if fusion else ""
             changes.put(hung, made.module)
             for tensor, value in made.writes:
                 changes.write(tensor, value)
-    return Conversion([_change(hung, made) for hung, made in grafts], left)
+            rows.append(_change(hung, made, note))
+    return Conversion(rows, left)
 
 
-def _successor(hung: Hung, make, owners: dict[int, set[nn.Module]]) -> Graft:
+def _fuse(made: Graft, fusion: Fusion, changes: Changes) -> str:
+    """Lets a new norm apply the activation that follows it; otherwise says why it does not."""
+    if not isinstance(made.norm, Normalize):
+        return "only isonorm's layers apply activations"
+    if made.norm.act is not None:
+        return ""
+    if fusion.act is None:
+        return f"no activation fused: {fusion.reason}"
+    made.norm.act = FUSIBLE[type(fusion.act.module)]
+    changes.put(fusion.act, nn.Identity())
+    return ""
+
+
+def _successor(hung: Hung, make: Make, owners: dict[int, set[nn.Module]], fuse_act: bool) -> Graft:
     module = hung.module
     source = read(module)
     for name, parameter in module.named_parameters(recurse=False):
@@ -133,11 +159,11 @@ def _successor(hung: Hung, make, owners: dict[int, set[nn.Module]]) -> Graft:
             raise TypeError(f"the factory must return a torch.nn.Module; got {norm!r}.")
         if _is_already(module, norm):
             raise Refused("it is already that")
-        made = graft(module, source, norm)
+        made = graft(module, source, norm, fuse_act=fuse_act)
     except (TypeError, ValueError) as error:
         raise type(error)(f"cannot replace {hung.name!r}: {error}") from error
     if isinstance(norm, Normalize):
-        norm._origin = _origin(module)
+        norm.__dict__[ORIGIN] = _origin(module)
     return made
 
 
@@ -156,12 +182,12 @@ def _origin(module: nn.Module) -> type[nn.Module]:
     for kind in (nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         if isinstance(module, kind):
             return kind
-    return getattr(module, "_origin", BatchNorm)
+    return module.__dict__.get(ORIGIN, BatchNorm)
 
 
-def _change(hung: Hung, made: Graft) -> Change:
-    before, after = short(hung.module), short(made.norm)
-    return Change(_names(hung), before, after, made.start.deviation, made.start.note)
+def _change(hung: Hung, made: Graft, note: str) -> Change:
+    notes = "; ".join(filter(None, (made.start.note, note)))
+    return Change(_names(hung), short(hung.module), short(made.norm), made.start.deviation, notes)
 
 
 def _names(hung: Hung) -> str:

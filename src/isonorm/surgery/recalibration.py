@@ -28,7 +28,7 @@ def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) 
     """
     if batches is not None and (not isinstance(batches, int) or batches < 1):
         raise ValueError(f"batches must be a positive integer, or None for all; got {batches!r}.")
-    norms = [module for module in model.modules() if _keeps_statistics(module)]
+    norms: list[Any] = [module for module in model.modules() if _keeps_statistics(module)]
     if not norms:
         raise ValueError("the model has no norm with running statistics that are not frozen.")
     modes = {module: module.training for module in model.modules()}
@@ -41,8 +41,8 @@ def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) 
             module.training = False
         for norm in norms:
             norm.training = True
-            norm.momentum = None  # pyright: ignore[reportAttributeAccessIssue]
-            norm.reset_running_stats()  # pyright: ignore[reportCallIssue]
+            norm.momentum = None
+            norm.reset_running_stats()
         with torch.no_grad():
             for batch in islice(loader, batches):
                 seen += 1
@@ -63,7 +63,7 @@ def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) 
         for norm, momentum in momenta.items():
             norm.momentum = momentum
             if hasattr(norm, "refresh"):
-                norm.refresh()  # pyright: ignore[reportCallIssue]
+                norm.refresh()
     return seen
 
 

@@ -86,4 +86,8 @@ def short(module: nn.Module) -> str:
     channels = getattr(module, "num_features", getattr(module, "num_channels", None))
     if isinstance(module, nn.LayerNorm):
         channels = ", ".join(map(str, module.normalized_shape))
-    return f"{type(module).__name__}({'' if channels is None else channels})"
+    parts = [] if channels is None else [str(channels)]
+    act = getattr(module, "act", None)
+    if isinstance(act, str | nn.Module):
+        parts.append(act if isinstance(act, str) else type(act).__name__)
+    return f"{type(module).__name__}({', '.join(parts)})"

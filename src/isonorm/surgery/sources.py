@@ -6,11 +6,10 @@ group(k). Read so, a conversion is from one ``Normalize`` to another, whoever ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -83,35 +82,34 @@ def _children_behind(module: nn.Module) -> tuple[nn.Module | None, nn.Module | N
     return drop, act
 
 
-def _as_normalize(module: nn.Module) -> Normalize:
-    """The same normalization as a ``Normalize`` with the same parameters and statistics."""
-    assert isinstance(module, CHANNEL_NORMS)
-    tracks = getattr(module, "running_mean", None) is not None
+def _as_normalize(module: Any) -> Normalize:
+    """One of torch's norms as a ``Normalize`` with the same parameters and statistics."""
+    mean, variance = (module._buffers.get(name) for name in ("running_mean", "running_var"))
+    tracks = mean is not None
     if isinstance(module, nn.GroupNorm):
         channels, area = module.num_channels, areas.group(module.num_groups)
     else:
         # an InstanceNorm that keeps statistics is BatchNorm in eval
         batch = isinstance(module, _BatchNorm) or tracks
         channels, area = module.num_features, areas.batch(1) if batch else areas.instance(1)
-    options = {}
+    options: dict[str, Any] = {}
     if area.spans_batch:
         options = {"momentum": module.momentum, "track_running_stats": tracks}
     if isinstance(module, nn.SyncBatchNorm):
         options["process_group"] = module.process_group or "world"
-    layer = Normalize(
-        channels, area=area, eps=module.eps, **place_of(module), **options
-    )  # pyright: ignore[reportArgumentType]
+    layer = Normalize(channels, area=area, eps=module.eps, **place_of(module), **options)
     layer.weight, layer.bias = module.weight, module.bias
     if tracks:
-        wide = torch.float64 if module.running_mean.dtype == torch.float64 else torch.float32
-        layer.running_mean = module.running_mean.to(wide)
-        layer.running_cov = module.running_var.to(wide).view(-1, 1, 1)
-        layer.num_batches_tracked = module.num_batches_tracked
+        assert mean is not None and variance is not None
+        wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
+        layer.running_mean = mean.to(wide)
+        layer.running_cov = variance.to(wide).view(-1, 1, 1)
+        layer.num_batches_tracked = module._buffers["num_batches_tracked"]
     return layer.train(module.training)
 
 
-def place_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
+def place_of(module: nn.Module) -> dict[str, Any]:
     """Device and dtype of a module, as far as it has tensors to tell them by."""
-    tensors: Callable[[], list[Tensor]] = lambda: [*module.parameters(), *module.buffers()]  # noqa: E731
-    floating = [t for t in tensors() if t.is_floating_point()]
+    tensors = (*module.parameters(), *module.buffers())
+    floating = [t for t in tensors if t.is_floating_point()]
     return {"device": floating[0].device, "dtype": floating[0].dtype} if floating else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,18 @@ from torch import Tensor, nn
 from .. import functional
 from ..layers import Normalize
 from .freezing import Frozen, freeze_one, is_frozen
-from .sources import CHANNEL_NORMS, Source, place_of, read
+from .sources import CHANNEL_NORMS, Refused, Source, place_of, read
+from .tree import KeepsKeys
 from .warmstart import Start, warm_start
 
 #: The activations that a layer can apply itself, by exact class.
 FUSIBLE = {nn.ReLU: "relu", nn.SiLU: "silu"}
 
 
-class NormDropAct(nn.Sequential):
+class NormDropAct(KeepsKeys, nn.Sequential):
     """A norm with the drop and activation that were part of the module it replaces."""
+
+    wraps = "norm"
 
     def __init__(self, norm: nn.Module, drop: nn.Module | None, act: nn.Module | None) -> None:
         super().__init__()
@@ -40,9 +43,8 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
     """Makes a new norm continue an old module. The old one is not touched: ``writes`` are for
     later, since parameters stay the same objects, which optimizers know.
     """
-    norm.to(**place_of(module))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    norm.to(**place_of(module))
     drop, act = source.drop, source.act
-    new = read(norm).norm if isinstance(norm, Normalize | CHANNEL_NORMS) else None
     if source.norm.act not in (None, "identity"):
         if isinstance(norm, Normalize):
             norm.act = source.norm.act
@@ -52,12 +54,15 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
         assert act is not None
         norm.act, drop, act = FUSIBLE[type(act)], None, None
 
-    if new is None:
+    if not isinstance(norm, Normalize | CHANNEL_NORMS):
         start = Start(_affine_of(source.norm, norm), None, "nothing is known of its statistics")
     else:
-        _take_options(source.norm, norm)
+        overridden = _take_options(source.norm, norm)
         new = read(norm).norm
         start = warm_start(source.norm, new)
+        if not all(value.isfinite().all() for value in start.values.values() if not value.is_meta):
+            raise Refused("its parameters or statistics are not finite")
+        start = start._replace(note="; ".join(filter(None, (start.note, overridden))))
         _write_back(new, norm)
     writes = _share_parameters(source.norm, norm, start.values)
 
@@ -68,48 +73,58 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
     if is_frozen(module):
         freeze_one(norm)
         before: Frozen = module.__dict__["train"]
-        norm.__dict__["train"].wanted, norm.__dict__["train"].learned = before.wanted, before.learned
+        norm.__dict__["train"].wanted, norm.__dict__["train"].learned = (
+            before.wanted,
+            before.learned,
+        )
     return Graft(whole, norm, writes, start)
 
 
 def fusible(act: nn.Module | None) -> bool:
-    return type(act) in FUSIBLE and not _hooks(act)
+    return act is not None and type(act) in FUSIBLE and not has_any_hooks(act)
 
 
 def _does_nothing(drop: nn.Module | None) -> bool:
-    return drop is None or (type(drop) is nn.Identity and not _hooks(drop))
+    return drop is None or (type(drop) is nn.Identity and not has_any_hooks(drop))
 
 
-def _take_options(old: Normalize, norm: nn.Module) -> None:
-    """eps, momentum, tracking and synchronization of the old layer."""
-    norm.eps = old.eps  # pyright: ignore[reportArgumentType]
-    new = read(norm).norm
-    if not (old.area.spans_batch and new.area.spans_batch):
-        return
-    norm.momentum = old.momentum  # pyright: ignore[reportArgumentType]
-    if old.running_mean is None:
-        norm.track_running_stats = False  # pyright: ignore[reportArgumentType]
-        for name in norm._buffers:
-            norm._buffers[name] = None
-    if isinstance(norm, Normalize):
-        norm.check_finite = old.check_finite
-        if old.process_group and not norm.process_group:
-            functional.check_synchronizable(norm.area, norm.operation)
-            norm.process_group = old.process_group
+def _take_options(old: Normalize, norm: Any) -> str:
+    """eps, momentum, tracking and synchronization of the old layer; says what that overrides."""
+    overridden = []
+
+    def take(name: str, default: float) -> None:
+        chosen, carried = getattr(norm, name), getattr(old, name)
+        if chosen not in (default, carried):
+            overridden.append(f"{name}={chosen} became {carried}, as it was")
+        setattr(norm, name, carried)
+
+    take("eps", 1e-5)
+    if old.area.spans_batch and read(norm).norm.area.spans_batch:
+        take("momentum", 0.1)
+        if old.running_mean is None:
+            norm.track_running_stats = False
+            for name in norm._buffers:
+                norm._buffers[name] = None
+        if isinstance(norm, Normalize):
+            norm.check_finite = norm.check_finite or old.check_finite
+            if old.process_group and not norm.process_group:
+                functional.check_synchronizable(norm.area, norm.operation)
+                norm.process_group = old.process_group
+    return "; ".join(overridden)
 
 
-def _write_back(new: Normalize, norm: nn.Module) -> None:
+def _write_back(new: Normalize, norm: Any) -> None:
     """Statistics that were read from one of torch's layers, and written to since."""
     if new is norm or new.running_mean is None or new.running_cov is None:
         return
     with torch.no_grad():
-        norm.running_mean.copy_(new.running_mean)  # pyright: ignore
-        norm.running_var.copy_(new.running_cov.view(-1))  # pyright: ignore
+        norm.running_mean.copy_(new.running_mean)
+        norm.running_var.copy_(new.running_cov.view(-1))
 
 
 def _affine_of(old: Normalize, norm: nn.Module) -> dict[str, Tensor]:
     """γ and β for a module of which nothing is known but that it has such."""
-    found = {"weight": old.weight, "bias": old.bias}
+    found = {name: old._parameters.get(name) for name in ("weight", "bias")}
     return {
         name: value
         for name, value in found.items()
@@ -150,13 +165,13 @@ _HOOKS = (
 )
 
 
-def _hooks(module: nn.Module) -> bool:
+def has_any_hooks(module: nn.Module) -> bool:
     return any(getattr(module, name, None) for name in _HOOKS)
 
 
 def _take_hooks(old: nn.Module, new: nn.Module) -> None:
     """The dictionaries themselves, so that the handles people hold still remove their hooks."""
-    if not _hooks(old):
+    if not has_any_hooks(old):
         return
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))

@@ -64,6 +64,31 @@ def nearest(name: str, names: list[str]) -> str:
     return f"near it are {', '.join(map(repr, near))}" if near else "there are none"
 
 
+class KeepsKeys(nn.Module):
+    """A wrapper that loads what was saved before it wrapped its child called ``wraps``."""
+
+    wraps: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(_move_keys)
+
+
+def _move_keys(module: nn.Module, state: dict, prefix: str, *_) -> None:
+    own = tuple(f"{name}." for name in module._modules)
+    for key in [key for key in state if key.startswith(prefix)]:
+        rest = key.removeprefix(prefix)
+        if not rest.startswith(own):
+            state[f"{prefix}{module.wraps}.{rest}"] = state.pop(key)
+
+
+def move_keys(model: nn.Module, state: dict) -> None:
+    """Renames what was saved before parts of a model were wrapped."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, KeepsKeys):
+            _move_keys(module, state, f"{name}." if name else "")
+
+
 class Changes:
     """Changes to a model, undone in reverse if an exception leaves the ``with`` block.
 

@@ -45,10 +45,21 @@ def warm_start(old: Normalize, new: Normalize) -> Start:
         return _same_recovery(old, new)
     mean, cov = moments(old)
     take_statistics(new, mean, cov)
+    if _both_average_w(old, new):
+        assert old.running_whitening is not None and new.running_whitening is not None
+        new.running_whitening.copy_(old.running_whitening)
     assert old.num_batches_tracked is not None and new.num_batches_tracked is not None
     new.num_batches_tracked.copy_(old.num_batches_tracked)
     new.refresh()
     return _continued(old, new, mean, cov)
+
+
+def _both_average_w(old: Normalize, new: Normalize) -> bool:
+    """Whether one layer's W can be the other's, whatever its root."""
+    if old.running_whitening is None or new.running_whitening is None:
+        return False
+    alike = old.running_whitening.shape == new.running_whitening.shape
+    return alike and old.area.features == new.area.features
 
 
 def _same_recovery(old: Normalize, new: Normalize) -> Start:
@@ -56,7 +67,7 @@ def _same_recovery(old: Normalize, new: Normalize) -> Start:
     gain, bias = old.recovery.gain, old.recovery.bias
     values = {}
     if isinstance(new.recovery, type(old.recovery)) and gain is not None:
-        name = type(new.recovery)._fields[0]
+        name = _gain_name(new)
         if getattr(new, name).shape == gain.shape:
             values[name] = gain
     if bias is not None:
@@ -167,13 +178,17 @@ def _continued(old: Normalize, new: Normalize, mean: Tensor, cov: Tensor) -> Sta
 
     total = sum(((A @ S) * A).sum() for A, S in before)
     missed = sum((((B - A) @ S) * (B - A)).sum() for (A, S), B in zip(before, after, strict=True))
-    values = {} if gain is None else {type(new.recovery)._fields[0]: gain}
+    values = {} if gain is None else {_gain_name(new): gain}
     if new.recovery.bias is not None:
         values["bias"] = output
     else:
         missed = missed + output.square().sum()
     deviation = float(missed / total) if total else float(missed)
     return Start(values, deviation, _why(old, new, deviation))
+
+
+def _gain_name(layer: Normalize) -> str:
+    return "color" if isinstance(layer.recovery, Coloring) else "weight"
 
 
 def _gain(a: Tensor, w: Tensor, sigma: Tensor) -> Tensor:

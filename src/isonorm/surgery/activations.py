@@ -1,0 +1,57 @@
+"""Activations that a norm can apply itself: those that alone follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from .graph import Links, Untraceable
+from .graph import read as read_graph
+from .transplant import FUSIBLE, has_any_hooks
+from .tree import Hung
+
+
+class Fusion(NamedTuple):
+    """The activation module that alone follows a norm, or why there is none to fuse."""
+
+    act: Hung | None
+    reason: str = ""
+
+
+def following(model: nn.Module, norms: Sequence[Hung], modules: Sequence[Hung]) -> list[Fusion]:
+    """What each norm could apply itself.
+
+    >>> from .tree import modules_of
+    >>> model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU())
+    >>> following(model, modules_of(model)[:1], modules_of(model))[0].act.name
+    '1'
+    """
+    try:
+        links = read_graph(model)
+    except Untraceable as error:
+        return [Fusion(None, str(error)) for _ in norms]
+    by_name = {hung.name: hung for hung in modules}
+    return [_following(hung, links, by_name) for hung in norms]
+
+
+def _following(norm: Hung, links: Links, by_name: dict[str, Hung]) -> Fusion:
+    why = links.unseen(norm.name)
+    if why:
+        return Fusion(None, why)
+    if not links.calls(norm.name):
+        return Fusion(None, "the model's forward does not call it")
+    if has_any_hooks(norm.module):
+        return Fusion(None, "its hooks would see the activation's output")
+    after = links.after(norm.name)
+    if len(after) != 1 or after[0] not in by_name:
+        return Fusion(None, f"it is followed by {' and '.join(after) or 'nothing'}")
+    act = by_name[after[0]]
+    if type(act.module) not in FUSIBLE:
+        return Fusion(None, f"it is followed by {type(act.module).__name__}, no ReLU or SiLU")
+    if has_any_hooks(act.module):
+        return Fusion(None, f"{act.name!r} has hooks")
+    if links.before(act.name) != (norm.name,) or links.unseen(act.name):
+        return Fusion(None, f"{act.name!r} is used elsewhere, too")
+    return Fusion(act)

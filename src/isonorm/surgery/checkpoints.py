@@ -1,0 +1,248 @@
+"""Checkpoints: into a model from any public format, and out of it, in torch's and in safetensors'."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..layers import Normalize
+from .formats import OWN, format_of, read_layer
+from .report import short, table
+from .tree import move_keys
+from .warmstart import warm_start
+
+#: Where training scripts keep a state dict among other things.
+_NESTED = ("state_dict", "model_state_dict", "model", "net")
+#: What wrappers put before every name.
+_WRAPPERS = ("module.", "_orig_mod.")
+#: The key of the layers' versions in a safetensors header.
+_VERSIONS = "isonorm.versions"
+
+
+class Loaded(NamedTuple):
+    """A norm that was loaded: from which format, and what came of it."""
+
+    name: str
+    layer: str
+    format: str
+    deviation: float | None
+    note: str
+
+
+class Loading:
+    """What ``load_checkpoint`` did: ``norms``, and with ``strict=False`` also keys ``missing`` from
+    the file and ``unexpected`` in it.
+    """
+
+    def __init__(self, norms: list[Loaded], missing: list[str], unexpected: list[str]) -> None:
+        self.norms, self.missing, self.unexpected = norms, missing, unexpected
+
+    def __str__(self) -> str:
+        rows = [(n.name or "(model)", n.format, "→", n.layer, n.note) for n in self.norms]
+        lines = [f"{len(rows) or 'no'} norm{'' if len(rows) == 1 else 's'} loaded.", *table(rows)]
+        for what in ("missing", "unexpected"):
+            if getattr(self, what):
+                lines.append(f"{what}: {', '.join(getattr(self, what))}")
+        return "\n".join(lines)
+
+
+def load_checkpoint(
+    model: nn.Module, source: str | os.PathLike | Mapping[str, Any], *, strict: bool = True
+) -> Loading:
+    """Loads a file or a state dict into a model, whichever format its norms are in.
+
+    >>> saved = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8)).state_dict()
+    >>> import isonorm
+    >>> model = nn.Sequential(nn.Linear(3, 8), isonorm.IterNorm(8))
+    >>> print(load_checkpoint(model, saved))
+    1 norm loaded.
+      1  torch's BatchNorm  →  IterNorm(8)  same in eval
+
+    Recognizes torch's BatchNorm, IterNorm-pytorch, its DBN, Switchable Whitening and isonorm's own
+    layers; a layer of another kind than the file's is started from it as ``convert`` does. Files
+    are read as safetensors where they are called so, else by ``torch.load(weights_only=True)``.
+    ``strict`` refuses missing and unexpected keys, and norms that would not compute in eval what
+    they did in the file. Either everything is loaded or nothing.
+    """
+    state, versions = _state_of(source)
+    move_keys(model, state)
+    norms, inexact = [], []
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if not isinstance(layer, Normalize):
+            continue
+        prefix = f"{name}." if name else ""
+        part = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+        if not part:
+            continue
+        if format_of(part) == OWN:
+            _check_version(name, layer, versions)
+        try:
+            loaded, own = _translate(name, layer, part)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"cannot load {name!r} from the checkpoint: {error}.") from error
+        for key in part:
+            del state[prefix + key]
+        state |= {prefix + key: value for key, value in own.items()}
+        norms.append(loaded)
+        if loaded.note.startswith("differs"):
+            inexact.append(loaded)
+    expected = model.state_dict()
+    missing = [key for key in expected if key not in state]
+    unexpected = [key for key in state if key not in expected]
+    _check(expected, state, missing, unexpected, inexact, strict)
+    model.load_state_dict(state, strict=False)
+    return Loading(norms, missing, unexpected)
+
+
+def save_checkpoint(model: nn.Module, path: str | os.PathLike) -> None:
+    """Writes a model's state dict: as safetensors to a path that ends so, else by ``torch.save``.
+
+    All of it or nothing: an older file stays until the new one is complete. Both kinds keep the
+    versions of the model's layers.
+    """
+    path = Path(path)
+    state = model.state_dict()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        temporary = Path(file.name)
+    try:
+        if path.suffix == ".safetensors":
+            tensors = {name: t.detach().cpu().clone().contiguous() for name, t in state.items()}
+            header = {"format": "pt", _VERSIONS: json.dumps(state._metadata)}  # type: ignore
+            _safetensors().save_file(tensors, temporary, metadata=header)
+        else:
+            torch.save(state, temporary)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # temporary files are private, checkpoints are not
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _state_of(source: str | os.PathLike | Mapping) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors by name, as a dict of its own, and the versions of the layers, as far as told."""
+    found = source if isinstance(source, Mapping) else _read_file(Path(source))
+    versions = getattr(found, "_metadata", {})
+    for key in _NESTED:
+        if isinstance(found.get(key), Mapping):
+            found = found[key]
+            versions = getattr(found, "_metadata", {})
+            break
+    state = dict(found)
+    for wrapper in _WRAPPERS * 2:  # in either order
+        if state and all(key.startswith(wrapper) for key in state):
+            state = {key.removeprefix(wrapper): value for key, value in state.items()}
+            versions = {key.removeprefix(wrapper): value for key, value in versions.items()}
+    if not any(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"the checkpoint holds no tensors by name; its keys are {', '.join(map(str, found))}: "
+            "pass the state dict inside it."
+        )
+    return state, versions
+
+
+def _read_file(path: Path) -> Mapping:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint at {str(path)!r}.")
+    if path.suffix == ".safetensors":
+        state = _States(_safetensors().load_file(path))
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            state._metadata = json.loads((file.metadata() or {}).get(_VERSIONS, "{}"))
+        return state
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{str(path)!r} holds more than tensors, which could run code when it is read: if you "
+            "trust it, torch.load it yourself with weights_only=False, and pass the state dict."
+        ) from error
+
+
+class _States(dict):
+    """A state dict with room for versions, as torch's have."""
+
+    _metadata: dict
+
+
+def _safetensors():
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            'files called *.safetensors need the package safetensors: pip install "isonorm[lab]".'
+        ) from error
+    return safetensors.torch
+
+
+# --- translating ----------------------------------------------------------------------------------
+
+
+def _translate(
+    name: str, layer: Normalize, part: dict[str, Tensor]
+) -> tuple[Loaded, dict[str, Tensor]]:
+    """A layer's state in the layer's own terms."""
+    if format_of(part) == OWN:
+        return Loaded(name, short(layer), OWN, 0.0, ""), part
+    found = read_layer(part, layer.num_features, layer.eps)
+    new = copy.deepcopy(layer).to("cpu")
+    start = warm_start(found.layer, new)
+    own = new.state_dict() | {key: value.detach() for key, value in start.values.items()}
+    exact = start.deviation is not None and start.deviation < 1e-8
+    note = "same in eval" if exact else f"differs in eval: {start.note}"
+    note = "; ".join(filter(None, (note, found.note)))
+    return Loaded(name, short(layer), found.format, start.deviation, note), own
+
+
+def _check_version(name: str, layer: Normalize, versions: dict[str, Any]) -> None:
+    version = versions.get(name, {}).get("version") or 0
+    if version > layer._version:
+        raise ValueError(
+            f"{name!r} was saved in version {version} of its layer's format, which is newer than "
+            f"{layer._version}, the one this isonorm reads: update isonorm."
+        )
+
+
+def _check(
+    expected: dict[str, Tensor],
+    state: dict[str, Any],
+    missing: list[str],
+    unexpected: list[str],
+    inexact: list[Loaded],
+    strict: bool,
+) -> None:
+    """Raises before anything is written."""
+    for key, value in state.items():
+        if key in expected and isinstance(value, Tensor) and value.shape != expected[key].shape:
+            raise ValueError(
+                f"{key!r} has shape {tuple(value.shape)} in the checkpoint and "
+                f"{tuple(expected[key].shape)} in the model: build the model as it was."
+            )
+    if not strict:
+        return
+    for what, keys in (("lacks", missing), ("has, and the model has not,", unexpected)):
+        if keys:
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            raise ValueError(
+                f"the checkpoint {what} {', '.join(keys[:5])}{more}: build the model as it was, or "
+                "pass strict=False to load the rest."
+            )
+    if inexact:
+        row = inexact[0]
+        raise ValueError(
+            f"{row.name!r} was {row.format}, and as {row.layer} it {row.note}: make the layer as "
+            "it was (group_size, running), or pass strict=False to start from it anyway."
+        )
