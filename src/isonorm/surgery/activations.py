@@ -9,7 +9,7 @@ from torch import nn
 
 from .graph import Links, Untraceable
 from .graph import read as read_graph
-from .transplant import FUSIBLE, has_any_hooks
+from .transplant import FUSIBLE, does_nothing, has_any_hooks
 from .tree import Hung
 
 
@@ -44,7 +44,12 @@ def _following(norm: Hung, links: Links, by_name: dict[str, Hung]) -> Fusion:
         return Fusion(None, "the model's forward does not call it")
     if has_any_hooks(norm.module):
         return Fusion(None, "its hooks would see the activation's output")
-    after = links.after(norm.name)
+
+    def passes(label: str) -> bool:
+        found = by_name.get(label)
+        return found is not None and does_nothing(found.module)
+
+    after = links.after(norm.name, through=passes)
     if len(after) != 1 or after[0] not in by_name:
         return Fusion(None, f"it is followed by {' and '.join(after) or 'nothing'}")
     act = by_name[after[0]]
@@ -52,6 +57,6 @@ def _following(norm: Hung, links: Links, by_name: dict[str, Hung]) -> Fusion:
         return Fusion(None, f"it is followed by {type(act.module).__name__}, no ReLU or SiLU")
     if has_any_hooks(act.module):
         return Fusion(None, f"{act.name!r} has hooks")
-    if links.before(act.name) != (norm.name,) or links.unseen(act.name):
+    if links.before(act.name, through=passes) != (norm.name,) or links.unseen(act.name):
         return Fusion(None, f"{act.name!r} is used elsewhere, too")
     return Fusion(act)

@@ -1,4 +1,4 @@
-"""Checkpoints: into a model from any public format, and out of it, in torch's and in safetensors'."""
+"""Checkpoints: into a model from any public format, and out of it in torch's or safetensors'."""
 
 from __future__ import annotations
 

@@ -58,10 +58,7 @@ def read(module: nn.Module) -> Source:
     if isinstance(module, Normalize):
         return Source(module)
     if isinstance(module, nn.LayerNorm):
-        raise Refused(
-            "its channels are last, not in dimension 1; where they are not, use GroupNorm(1, C), "
-            "which can be converted"
-        )
+        raise Refused(_why_no_layer_norm(module))
     if isinstance(module, LazyModuleMixin):
         raise Refused("it is lazy: pass a batch through the model first, so that it has channels")
     if not isinstance(module, CHANNEL_NORMS):
@@ -70,6 +67,12 @@ def read(module: nn.Module) -> Source:
         raise Refused("its parameters are parametrized: remove the parametrizations first")
     drop, act = _children_behind(module)
     return Source(_as_normalize(module), drop, act)
+
+
+def _why_no_layer_norm(module: nn.LayerNorm) -> str:
+    if type(module).forward is nn.LayerNorm.forward:
+        return "its channels are last, not in dimension 1"
+    return f"{type(module).__name__} is a LayerNorm whose forward has a layout of its own"
 
 
 def _children_behind(module: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:

@@ -50,7 +50,7 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
             norm.act = source.norm.act
         else:
             act = {name: made for made, name in FUSIBLE.items()}[source.norm.act]()
-    elif fuse_act and isinstance(norm, Normalize) and fusible(act) and _does_nothing(drop):
+    elif fuse_act and isinstance(norm, Normalize) and fusible(act) and does_nothing(drop):
         assert act is not None
         norm.act, drop, act = FUSIBLE[type(act)], None, None
 
@@ -84,7 +84,7 @@ def fusible(act: nn.Module | None) -> bool:
     return act is not None and type(act) in FUSIBLE and not has_any_hooks(act)
 
 
-def _does_nothing(drop: nn.Module | None) -> bool:
+def does_nothing(drop: nn.Module | None) -> bool:
     return drop is None or (type(drop) is nn.Identity and not has_any_hooks(drop))
 
 
@@ -108,7 +108,10 @@ def _take_options(old: Normalize, norm: Any) -> str:
         if isinstance(norm, Normalize):
             norm.check_finite = norm.check_finite or old.check_finite
             if old.process_group and not norm.process_group:
-                functional.check_synchronizable(norm.area, norm.operation)
+                try:
+                    functional.check_synchronizable(norm.area, norm.operation)
+                except ValueError as error:
+                    raise Refused(f"it is synchronized, and {error}") from error
                 norm.process_group = old.process_group
     return "; ".join(overridden)
 
