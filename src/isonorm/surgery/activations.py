@@ -10,7 +10,7 @@ from torch import nn
 from .graph import Links, Untraceable
 from .graph import read as read_graph
 from .transplant import FUSIBLE, does_nothing, has_any_hooks
-from .tree import Hung
+from .tree import Hung, modules_of
 
 
 class Fusion(NamedTuple):
@@ -20,19 +20,18 @@ class Fusion(NamedTuple):
     reason: str = ""
 
 
-def following(model: nn.Module, norms: Sequence[Hung], modules: Sequence[Hung]) -> list[Fusion]:
+def following(model: nn.Module, norms: Sequence[Hung]) -> list[Fusion]:
     """What each norm could apply itself.
 
-    >>> from .tree import modules_of
     >>> model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU())
-    >>> following(model, modules_of(model)[:1], modules_of(model))[0].act.name
+    >>> following(model, modules_of(model)[:1])[0].act.name
     '1'
     """
     try:
         links = read_graph(model)
     except Untraceable as error:
         return [Fusion(None, str(error)) for _ in norms]
-    by_name = {hung.name: hung for hung in modules}
+    by_name = {hung.name: hung for hung in modules_of(model)}
     return [_following(hung, links, by_name) for hung in norms]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from itertools import zip_longest
 
 from torch import nn
@@ -12,10 +11,12 @@ from .. import registry
 from ..layers import BatchNorm, Normalize
 from ..statistics import resolve_group
 from .activations import Fusion, following
+from .pairs import convert_pairs
 from .report import Change, Conversion, Left, short
-from .sources import Refused, Source, looks_like_a_norm, read
+from .sources import Refused, Source, read
 from .transplant import FUSIBLE, Graft, graft
-from .tree import Changes, Hung, check_changeable, modules_of, nearest
+from .tree import Changes, Hung, tied_parameters
+from .where import Where, norms_of, select
 
 #: The attribute in which a converted layer keeps the class it goes back to.
 ORIGIN = "_converted_from"
@@ -23,7 +24,6 @@ ORIGIN = "_converted_from"
 Factory = Callable[[int], nn.Module]
 #: Makes the successor of a module, which was read as a source.
 Make = Callable[[nn.Module, Source], nn.Module]
-Where = str | Callable[[str, nn.Module], bool]
 
 
 def convert(
@@ -40,7 +40,8 @@ def convert(
         model: its BatchNorm, SyncBatchNorm, InstanceNorm and GroupNorm layers, timm's norms with an
             activation inside, and isonorm's own layers are replaced.
         to: a name of ``list_norms()``, a class, or a factory called with the number of channels
-            alone, such as ``lambda c: isonorm.IterNorm(c, group_size=16)``.
+            alone, such as ``lambda c: isonorm.IterNorm(c, group_size=16)``. "equinorm" makes an
+            ``EquiConv`` or ``EquiLinear`` of each BatchNorm and the layer that alone feeds it.
         where: "all"; "first"; a shell pattern for names, such as ``"layer1.*"``; or a function of
             name and module.
         fuse_act: also let a norm apply the ReLU or SiLU module that alone follows it.
@@ -50,6 +51,10 @@ def convert(
     computes what it did before; the report says where it does not. An error leaves the model as it
     was.
     """
+    if isinstance(to, str) and to.lower() == "equinorm":
+        if fuse_act:
+            raise ValueError("EquiNorm's layers apply no activation: leave fuse_act out.")
+        return convert_pairs(model, where)
     factory = target_factory(to)
     return replace_norms(
         model, lambda _, source: factory(source.norm.num_features), where, fuse_act=fuse_act
@@ -107,22 +112,19 @@ def replace_norms(
     model: nn.Module, make: Make, where: Where = "all", *, fuse_act: bool = False
 ) -> Conversion:
     """Lets ``make`` produce the successor of every norm that ``where`` selects."""
-    check_changeable(model)
-    _check_root(model)
-    modules = modules_of(model)
-    norms = [hung for hung in modules if looks_like_a_norm(hung.module)]
+    norms = norms_of(model)
     chosen = select(norms, where)
-    owners = _parameter_owners(model)
+    tied = tied_parameters(model)
     grafts: list[tuple[Hung, Graft]] = []
     left: list[Left] = []
     for hung in norms:
         try:
             if hung not in chosen:
                 raise Refused("`where` does not select it")
-            grafts.append((hung, _successor(hung, make, owners, fuse_act)))
+            grafts.append((hung, _successor(hung, make, tied, fuse_act)))
         except Refused as reason:
-            left.append(Left(_names(hung), short(hung.module), str(reason)))
-    fusions = following(model, [hung for hung, _ in grafts], modules) if fuse_act else []
+            left.append(Left(hung.label, short(hung.module), str(reason)))
+    fusions = following(model, [hung for hung, _ in grafts]) if fuse_act else []
     rows = []
     with Changes() as changes:
         for (hung, made), fusion in zip_longest(grafts, fusions):
@@ -147,11 +149,11 @@ def _fuse(made: Graft, fusion: Fusion, changes: Changes) -> str:
     return ""
 
 
-def _successor(hung: Hung, make: Make, owners: dict[int, set[nn.Module]], fuse_act: bool) -> Graft:
+def _successor(hung: Hung, make: Make, tied: set[int], fuse_act: bool) -> Graft:
     module = hung.module
     source = read(module)
     for name, parameter in module.named_parameters(recurse=False):
-        if len(owners[id(parameter)]) > 1:
+        if id(parameter) in tied:
             raise Refused(f"its {name} is shared with another module, which γ could then not suit")
     try:
         norm = make(module, source)
@@ -187,54 +189,4 @@ def _origin(module: nn.Module) -> type[nn.Module]:
 
 def _change(hung: Hung, made: Graft, note: str) -> Change:
     notes = "; ".join(filter(None, (made.start.note, note)))
-    return Change(_names(hung), short(hung.module), short(made.norm), made.start.deviation, notes)
-
-
-def _names(hung: Hung) -> str:
-    return " = ".join(hung.names)
-
-
-def _check_root(model: nn.Module) -> None:
-    if looks_like_a_norm(model):
-        raise ValueError(
-            f"the model is itself a norm, {short(model)}, which nothing holds that could hold "
-            "another: wrap it first, torch.nn.Sequential(norm)."
-        )
-
-
-def _parameter_owners(model: nn.Module) -> dict[int, set[nn.Module]]:
-    owners: dict[int, set[nn.Module]] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(module)
-    return owners
-
-
-def select(norms: list[Hung], where: Where) -> list[Hung]:
-    """The norms that ``where`` selects."""
-    if callable(where):
-        return [hung for hung in norms if where(hung.name, hung.module)]
-    if not isinstance(where, str):
-        raise TypeError(
-            f"where must be 'all', 'first', a pattern of names or a function of name and module; "
-            f"got {where!r}."
-        )
-    if where == "all":
-        return norms
-    if where == "first":
-        return next(([hung] for hung in norms if _readable(hung.module)), [])
-    found = [hung for hung in norms if any(fnmatchcase(name, where) for name in hung.names)]
-    if not found:
-        names = [name for hung in norms for name in hung.names]
-        raise ValueError(
-            f"no norm has a name that matches where={where!r}; {nearest(where, names)}."
-        )
-    return found
-
-
-def _readable(module: nn.Module) -> bool:
-    try:
-        read(module)
-    except Refused:
-        return False
-    return True
+    return Change(hung.label, short(hung.module), short(made.norm), made.start.deviation, notes)

@@ -4,6 +4,7 @@ together or not at all.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from difflib import get_close_matches
 from typing import NamedTuple, Self
@@ -32,6 +33,11 @@ class Hung(NamedTuple):
     def names(self) -> tuple[str, ...]:
         return tuple(place.name for place in self.places)
 
+    @property
+    def label(self) -> str:
+        """All its names, as a report shows them."""
+        return " = ".join(self.names)
+
 
 def modules_of(model: nn.Module) -> list[Hung]:
     """Every module below a model, once, in the order and by the names of ``named_modules``."""
@@ -56,6 +62,12 @@ def check_changeable(model: nn.Module) -> None:
                 "DistributedDataParallel keeps a list of the buffers it was made with: change the "
                 "model first, then wrap it."
             )
+
+
+def tied_parameters(model: nn.Module) -> set[int]:
+    """The identities of parameters that belong to more than one module."""
+    owned = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    return {identity for identity, owners in owned.items() if owners > 1}
 
 
 def nearest(name: str, names: list[str]) -> str:

@@ -1,0 +1,90 @@
+"""Conversion to EquiNorm, which takes the place of two modules: a BatchNorm and the convolution, or
+linear layer, that feeds it.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..weights import equinorm_from_pair
+from .freezing import is_frozen
+from .graph import Links, Untraceable
+from .graph import read as read_graph
+from .report import Change, Conversion, Left, short
+from .sources import Refused, read
+from .transplant import NormDropAct, has_any_hooks
+from .tree import Changes, Hung, modules_of, tied_parameters
+from .where import Where, norms_of, select
+
+
+def convert_pairs(model: nn.Module, where: Where) -> Conversion:
+    """Puts a layer in equilibrium in the place of every pair, and an identity in the norm's."""
+    norms = norms_of(model)
+    chosen = select(norms, where)
+    by_name = {hung.name: hung for hung in modules_of(model)}
+    try:
+        links = read_graph(model)
+    except Untraceable as error:
+        return Conversion([], [Left(h.label, short(h.module), str(error)) for h in norms])
+    changed, left, tied = [], [], tied_parameters(model)
+    with Changes() as changes:
+        for norm in norms:
+            try:
+                if norm not in chosen:
+                    raise Refused("`where` does not select it")
+                feeding = _feeding(norm, links, by_name)
+                layer = _in_equilibrium(norm, feeding, tied)
+            except Refused as reason:
+                left.append(Left(norm.label, short(norm.module), str(reason)))
+                continue
+            changes.put(feeding, layer)
+            changes.put(norm, _behind(norm.module))
+            before = f"{type(feeding.module).__name__} and {short(norm.module)}"
+            note = "its statistics are of the input: recalibrate, or train"
+            after = type(layer).__name__
+            changed.append(Change(f"{feeding.label}, {norm.label}", before, after, None, note))
+    return Conversion(changed, left)
+
+
+def _feeding(norm: Hung, links: Links, by_name: dict[str, Hung]) -> Hung:
+    """The layer whose only reader is the norm, and which is all that the norm reads."""
+    if not isinstance(norm.module, _BatchNorm):
+        raise Refused("EquiNorm takes the place of BatchNorm alone")
+    read(norm.module)
+    why = links.unseen(norm.name)
+    if why or not links.calls(norm.name):
+        raise Refused(why or "the model's forward does not call it")
+    before = links.before(norm.name)
+    feeding = by_name.get(before[0]) if len(before) == 1 else None
+    if feeding is None or not isinstance(
+        feeding.module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+    ):
+        raise Refused(f"it is fed by {' and '.join(before)}, no convolution or linear layer")
+    if links.after(feeding.name) != (norm.name,):
+        raise Refused(f"{feeding.name!r} feeds others, too")
+    if has_any_hooks(norm.module) or has_any_hooks(feeding.module):
+        raise Refused("hooks are on the pair, which one layer could not tell apart")
+    return feeding
+
+
+def _in_equilibrium(norm: Hung, feeding: Hung, tied: set[int]) -> nn.Module:
+    conv: nn.Module = feeding.module
+    if any(id(p) in tied for module in (conv, norm.module) for p in module.parameters()):
+        raise Refused("parameters of the pair are shared with another module")
+    if is_frozen(norm.module):
+        raise Refused("it is frozen")
+    if conv.weight[0].numel() == 1:  # pyright: ignore[reportIndexIssue]
+        raise Refused(f"{feeding.name!r} has one weight for each output, which balances to zero")
+    try:
+        return equinorm_from_pair(conv, norm.module)
+    except (TypeError, ValueError) as error:
+        raise Refused(str(error)) from error
+
+
+def _behind(norm: nn.Module) -> nn.Module:
+    """What is left of a norm: nothing, or the drop and activation that were inside it."""
+    source = read(norm)
+    if source.drop is None and source.act is None:
+        return nn.Identity()
+    return NormDropAct(nn.Identity(), source.drop, source.act)

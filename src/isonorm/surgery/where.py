@@ -1,0 +1,55 @@
+"""Which norms of a model are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from .report import short
+from .sources import Refused, looks_like_a_norm, read
+from .tree import Hung, check_changeable, modules_of, nearest
+
+Where = str | Callable[[str, nn.Module], bool]
+
+
+def norms_of(model: nn.Module) -> list[Hung]:
+    """The norms of a model that can be changed."""
+    check_changeable(model)
+    if looks_like_a_norm(model):
+        raise ValueError(
+            f"the model is itself a norm, {short(model)}, which nothing holds that could hold "
+            "another: wrap it first, torch.nn.Sequential(norm)."
+        )
+    return [hung for hung in modules_of(model) if looks_like_a_norm(hung.module)]
+
+
+def select(norms: list[Hung], where: Where) -> list[Hung]:
+    """The norms that ``where`` selects."""
+    if callable(where):
+        return [hung for hung in norms if where(hung.name, hung.module)]
+    if not isinstance(where, str):
+        raise TypeError(
+            f"where must be 'all', 'first', a pattern of names or a function of name and module; "
+            f"got {where!r}."
+        )
+    if where == "all":
+        return norms
+    if where == "first":
+        return next(([hung] for hung in norms if _readable(hung.module)), [])
+    found = [hung for hung in norms if any(fnmatchcase(name, where) for name in hung.names)]
+    if not found:
+        names = [name for hung in norms for name in hung.names]
+        raise ValueError(
+            f"no norm has a name that matches where={where!r}; {nearest(where, names)}."
+        )
+    return found
+
+
+def _readable(module: nn.Module) -> bool:
+    try:
+        read(module)
+    except Refused:
+        return False
+    return True

@@ -1,0 +1,108 @@
+"""A norm in front of a module that had none."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import isonorm
+
+
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5))
+
+
+@pytest.fixture
+def x():
+    return torch.randn(16, 3, 4, 4)
+
+
+def test_decorrelated_features_before_the_classifier(x):
+    model = classifier()
+    features = model[:3](x)
+    linear = model[3]
+    inserted = isonorm.insert(model, "3", "dbn")
+    assert model[3] is inserted and inserted.module is linear
+    assert isinstance(inserted.norm, isonorm.DBN) and inserted.norm.num_features == 32
+    expected = linear(isonorm.DBN(32)(features))
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_features_flattened_from_fewer_channels(x):
+    model = classifier()
+    maps = model[:2](x)
+    linear = model[3]
+    isonorm.insert(model, "3", isonorm.IterNorm(8))
+    expected = linear(isonorm.IterNorm(8)(maps).flatten(1))
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_before_a_convolution(x):
+    model = classifier().double().eval()
+    isonorm.insert(model, "0", partial(isonorm.IterNorm, num_iters=3))
+    assert model[0].norm.num_iters == 3 and not model[0].norm.training
+    assert model[0].norm.weight.dtype == model[0].norm.running_mean.dtype == torch.float64
+    assert model(x.double()).shape == (16, 5)
+
+
+def test_a_shared_module_is_preceded_in_every_place(x):
+    linear = nn.Linear(4, 4)
+    model = nn.Sequential(linear, nn.ReLU(), linear)
+    isonorm.insert(model, "2", "iternorm")
+    assert model[0] is model[2] and model[0].module is linear
+
+
+def test_states_and_copies(x):
+    model = classifier()
+    saved = model.state_dict()
+    isonorm.insert(model, "3", "iternorm")
+    model(x)
+    other = copy.deepcopy(model)
+    torch.testing.assert_close(other.eval()(x), model.eval()(x))
+    fresh = classifier()
+    isonorm.insert(fresh, "3", "iternorm")
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(fresh.eval()(x), model(x))
+
+    nn.init.zeros_(model[3].module.weight)
+    missing = model.load_state_dict(saved, strict=False)  # from before the norm was there
+    assert torch.equal(model[3].module.weight, saved["3.weight"])
+    assert not missing.unexpected_keys
+    assert all(key.startswith("3.norm.") for key in missing.missing_keys)
+
+
+def test_undoing(x):
+    model = classifier()
+    expected = model(x)
+    inserted = isonorm.insert(model, "3", "iternorm")
+    model[3] = inserted.module
+    torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "words"),
+    [
+        ("fc", "dbn", "no module called 'fc'; near it are"),
+        ("", "dbn", "no module called ''"),
+        ("1", "dbn", "ReLU '1' takes is not known"),
+        ("3", isonorm.IterNorm(5), "takes 32 channels, but the norm is made for 5.*divisor"),
+        ("0", isonorm.IterNorm(5), "takes 3 channels, but the norm is made for 5"),
+        ("3", "dbm", "did you mean 'dbn'"),
+    ],
+)
+def test_what_does_not_fit(name, norm, words):
+    model = classifier()
+    with pytest.raises(ValueError, match=words):
+        isonorm.insert(model, name, norm)
+    assert type(model[3]) is nn.Linear
+
+
+def test_exported(x):
+    model = classifier()
+    isonorm.insert(model, "3", isonorm.IterNorm(8))
+    expected = model.eval()(x)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
