@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import isonorm
-from benchmarks import cases, check, cpu, measure, plain, report, resnet50, targets
+from benchmarks import cases, check, cpu, measure, plain, report, resnet50, targets, warmstart
 from benchmarks.cases import (
     BATCHED,
     CANDIDATES,
@@ -302,3 +302,15 @@ def test_wrong_arguments_are_explained(arguments, message, capsys):
     with pytest.raises(SystemExit):
         cpu.parse(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_the_warm_starts_record(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(warmstart, "GROUP_SIZES", (4,))
+    monkeypatch.setattr(warmstart, "TARGETS", {"IterNorm": isonorm.IterNorm})
+    out = tmp_path / "warmstart.json"
+    warmstart.main(["--seeds", "1", "--epochs", "1", "--out", str(out)])
+    record = json.loads(out.read_text())
+    (row,) = record["converted"].values()
+    assert row["output_error"]["mean"] < 1e-4 and record["n"] == 1
+    assert row["converted"] == record["batchnorm"]
+    assert all(f"{row[stage]['mean']:.2%}" in capsys.readouterr().out for stage in ("converted",))

@@ -7,7 +7,10 @@ import sys
 
 import isonorm
 
-OPTIONAL = ("triton", "matplotlib", "typer", "rich", "lightning", "lightning_fabric", "sklearn")
+OPTIONAL = (
+    "triton", "matplotlib", "typer", "rich", "lightning", "lightning_fabric", "sklearn",
+    "safetensors",
+)  # fmt: skip
 
 PROGRAM = f"""
 import sys
@@ -31,5 +34,7 @@ def test_no_optional_dependency_is_imported():
 def test_the_contracts_names_are_public():
     modules = {"area", "functional", "operation", "recovery"}
     functions = {"backend", "create_norm", "list_norms"}
+    functions |= {"convert", "revert", "insert", "convert_sync", "freeze", "unfreeze"}
+    functions |= {"recalibrate", "load_checkpoint", "save_checkpoint"}
     classes = {"IterNorm", "DBN", "Normalize", "Statistics"}
     assert modules | functions | classes <= set(vars(isonorm))

@@ -1,4 +1,4 @@
-"""Networks with something to lose: trained statistics, and parameters that are not ones and zeros."""
+"""Networks with something to lose: statistics, and parameters that are not ones and zeros."""
 
 from __future__ import annotations
 

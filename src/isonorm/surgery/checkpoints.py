@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import Normalize
-from .formats import OWN, format_of, read_layer
+from .formats import KEYS, OWN, format_of, read_layer
 from .report import short, table
 from .tree import move_keys
 from .warmstart import warm_start
@@ -89,7 +89,7 @@ def load_checkpoint(
             loaded, own = _translate(name, layer, part)
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"cannot load {name!r} from the checkpoint: {error}.") from error
-        for key in part:
+        for key in KEYS & part.keys() - own.keys():
             del state[prefix + key]
         state |= {prefix + key: value for key, value in own.items()}
         norms.append(loaded)

@@ -22,6 +22,12 @@ from ..layers import DBN, BatchNorm, IterNorm, Normalize
 
 OWN = "isonorm"
 
+#: What belongs to a norm in the other formats; anything else under its name is not expected there.
+KEYS = {
+    "weight", "bias", "running_mean", "running_var", "running_wm", "running_projection",
+    "running_cov", "num_batches_tracked", "sw_mean_weight", "sw_var_weight",
+}  # fmt: skip
+
 
 class Found(NamedTuple):
     """A layer from a file, the format it was in, and what could not come with it."""
@@ -102,6 +108,11 @@ def _fill(layer: Normalize, mean: Tensor, matrix: Tensor, state: Mapping[str, Te
         layer.num_batches_tracked.copy_(state["num_batches_tracked"])
     for name in ("weight", "bias"):
         value = state.get(name)
+        if value is not None and value.numel() != layer.num_features:
+            raise ValueError(
+                f"its {name} has {value.numel()} numbers, but the layer has {layer.num_features} "
+                "channels"
+            )
         flat = None if value is None else nn.Parameter(value.detach().reshape(-1).clone())
         setattr(layer, name, flat)
     layer.eval()
