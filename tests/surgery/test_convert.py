@@ -184,9 +184,34 @@ def test_copies_and_pickles_of_a_converted_model(network, images):
         assert type(other[1]) is nn.BatchNorm2d
 
 
+def test_torchs_layers_and_others_are_targets_too(network, images):
+    model = network(lambda c: nn.GroupNorm(2, c))
+    isonorm.convert(model, lambda c: nn.GroupNorm(5, c), where="1")
+    assert model[1].num_groups == 5 and model(images).isfinite().all()
+    assert not isonorm.convert(model, lambda c: nn.GroupNorm(5, c), where="1").changed
+    (change,) = isonorm.convert(model, lambda c: nn.Identity(), where="4").changed
+    assert type(model[4]) is nn.Identity and change.deviation is None
+
+
+def test_losing_synchronization_is_told():
+    model = nn.Sequential(nn.SyncBatchNorm(4))
+    (change,) = isonorm.convert(model, nn.BatchNorm1d).changed
+    assert change.same and "no longer synchronized" in change.note
+
+
+def test_a_synchronized_layer_goes_back_to_a_synchronized_one():
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    isonorm.convert(model, "iternorm")
+    isonorm.convert_sync(model)
+    isonorm.revert(model)
+    assert type(model[0]) is nn.SyncBatchNorm
+
+
 def test_on_the_meta_device():
     model = nn.Sequential(nn.BatchNorm2d(70, device="meta"))
+    weight = model[0].weight
     (change,) = isonorm.convert(model, "iternorm").changed
+    assert model[0].weight is weight
     assert model[0].weight.is_meta and model[0].running_cov.is_meta and "meta" in change.note
 
 

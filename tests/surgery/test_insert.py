@@ -63,6 +63,7 @@ def test_states_and_copies(x):
     model(x)
     other = copy.deepcopy(model)
     torch.testing.assert_close(other.eval()(x), model.eval()(x))
+    assert not other.load_state_dict(saved, strict=False).unexpected_keys
     fresh = classifier()
     isonorm.insert(fresh, "3", "iternorm")
     fresh.load_state_dict(model.state_dict())

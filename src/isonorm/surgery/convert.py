@@ -85,7 +85,7 @@ def revert(model: nn.Module, *, to: Factory | None = None) -> Conversion:
         if to is not None:
             return to(module.num_features)
         origin = module.__dict__.get(ORIGIN, BatchNorm)
-        if origin is not nn.SyncBatchNorm:
+        if origin is BatchNorm or not module.process_group:
             return origin(module.num_features)
         group = resolve_group(module.process_group)
         return nn.SyncBatchNorm(module.num_features, process_group=group)
@@ -159,7 +159,7 @@ def _successor(hung: Hung, make: Make, tied: set[int], fuse_act: bool) -> Graft:
         norm = make(module, source)
         if not isinstance(norm, nn.Module):
             raise TypeError(f"the factory must return a torch.nn.Module; got {norm!r}.")
-        if _is_already(module, norm):
+        if type(module) is type(norm) and _parts(source.norm) == _parts(read(norm).norm):
             raise Refused("it is already that")
         made = graft(module, source, norm, fuse_act=fuse_act)
     except (TypeError, ValueError) as error:
@@ -169,14 +169,8 @@ def _successor(hung: Hung, make: Make, tied: set[int], fuse_act: bool) -> Graft:
     return made
 
 
-def _is_already(module: nn.Module, norm: nn.Module) -> bool:
-    if not isinstance(module, Normalize) or not isinstance(norm, Normalize):
-        return type(module) is type(norm)
-
-    def parts(layer: Normalize):
-        return layer.area, layer.operation, type(layer.recovery), layer.running
-
-    return parts(module) == parts(norm) and type(module) is type(norm)
+def _parts(layer: Normalize) -> tuple:
+    return layer.area, layer.operation, type(layer.recovery), layer.running
 
 
 def _origin(module: nn.Module) -> type[nn.Module]:

@@ -57,8 +57,12 @@ def unfreeze(model: nn.Module) -> nn.Module:
     return model
 
 
-def freeze_one(module: nn.Module) -> None:
+def freeze_one(module: nn.Module, like: nn.Module | None = None) -> None:
+    """Freezes a module. ``unfreeze`` then restores it, or makes it as ``like`` was before."""
     frozen = Frozen(module)
+    if like is not None:
+        before: Frozen = like.__dict__["train"]
+        frozen.wanted, frozen.learned = before.wanted, before.learned
     module.train(False)
     frozen(frozen.wanted)  # the module's children, if any, stay as they are
     module.__dict__["train"] = frozen

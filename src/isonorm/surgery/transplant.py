@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..layers import Normalize
-from .freezing import Frozen, freeze_one, is_frozen
+from .freezing import freeze_one, is_frozen
 from .sources import CHANNEL_NORMS, Refused, Source, place_of, read
 from .tree import KeepsKeys
 from .warmstart import Start, warm_start
@@ -71,12 +71,7 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
     norm.train(module.training)
     whole.training = module.training
     if is_frozen(module):
-        freeze_one(norm)
-        before: Frozen = module.__dict__["train"]
-        norm.__dict__["train"].wanted, norm.__dict__["train"].learned = (
-            before.wanted,
-            before.learned,
-        )
+        freeze_one(norm, like=module)
     return Graft(whole, norm, writes, start)
 
 
@@ -113,6 +108,8 @@ def _take_options(old: Normalize, norm: Any) -> str:
                 except ValueError as error:
                     raise Refused(f"it is synchronized, and {error}") from error
                 norm.process_group = old.process_group
+        elif old.process_group and not isinstance(norm, nn.SyncBatchNorm):
+            overridden.append("it is no longer synchronized")
     return "; ".join(overridden)
 
 

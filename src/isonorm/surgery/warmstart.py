@@ -40,7 +40,8 @@ class Start(NamedTuple):
 def warm_start(old: Normalize, new: Normalize) -> Start:
     """Writes the running statistics of ``new``, and tells which parameters continue ``old``."""
     if any(t.is_meta for t in (*old.parameters(), *old.buffers())):
-        return Start({}, None, "on the meta device there is nothing to carry over")
+        values = _same_recovery(old, new).values
+        return Start(values, None, "on the meta device there are no values to carry over")
     if old.running_mean is None or new.running_mean is None:
         return _same_recovery(old, new)
     mean, cov = moments(old)
@@ -96,21 +97,26 @@ def _acts_alike(old: Normalize, new: Normalize) -> bool:
 
 
 def moments(layer: Normalize) -> tuple[Tensor, Tensor]:
-    """μ (C,) and Σ (groups, g, g) of a layer's running statistics, in float64."""
+    """μ (C,) and Σ (groups, g, g) of a layer's running statistics, in float64, on the CPU."""
     if layer.running == "covariance":
-        cov = layer.running_cov.double()  # pyright: ignore[reportOptionalMemberAccess]
+        cov = _wide(layer.running_cov)
     else:  # WᵀW = (Σ + εI)⁻¹, exactly for full whitening, nearly for newton
-        w = layer.running_whitening.double()  # pyright: ignore[reportOptionalMemberAccess]
-        cov = torch.linalg.pinv(w.mT @ w, hermitian=True) - layer.eps * torch.eye(w.shape[-1]).to(w)
+        w = _wide(layer.running_whitening)
+        cov = torch.linalg.pinv(w.mT @ w, hermitian=True) - layer.eps * torch.eye(w.shape[-1])
     if layer.area.features != "channels":  # one variance for each group of channels
         cov = cov.repeat_interleave(layer.num_features // len(cov), dim=0)
     return _channel_mean(layer), cov
 
 
 def _channel_mean(layer: Normalize) -> Tensor:
-    assert layer.running_mean is not None
-    mean = layer.running_mean.double()
+    mean = _wide(layer.running_mean)
     return mean.repeat_interleave(layer.num_features // len(mean))
+
+
+def _wide(tensor: Tensor | None) -> Tensor:
+    """In float64, on the CPU: not every device has it."""
+    assert tensor is not None
+    return tensor.detach().cpu().double()
 
 
 def take_statistics(layer: Normalize, mean: Tensor, cov: Tensor) -> None:
@@ -146,15 +152,15 @@ def take_statistics(layer: Normalize, mean: Tensor, cov: Tensor) -> None:
 
 def _continued(old: Normalize, new: Normalize, mean: Tensor, cov: Tensor) -> Start:
     channels = old.num_features
-    a, _ = old.inference_map()
-    w, _ = new.map_for_eval(Affine(None, None))
+    a = _wide(old.inference_map()[0])
+    w = _wide(new.map_for_eval(Affine(None, None))[0])
     common = _common_area(channels, a, w, cov)
     before, after = [], []
     for block in common.partition(channels):
         sigma = gather(cov, block)
-        sigma = sigma + old.eps * torch.eye(block.size).to(sigma)
-        before.append((gather(a.double(), block), sigma))
-        after.append(gather(w.double(), block))
+        sigma = sigma + old.eps * torch.eye(block.size)
+        before.append((gather(a, block), sigma))
+        after.append(gather(w, block))
 
     gain: Tensor | None = None
     if isinstance(new.recovery, Coloring):
@@ -174,7 +180,7 @@ def _continued(old: Normalize, new: Normalize, mean: Tensor, cov: Tensor) -> Sta
             shift = (mean - _channel_mean(layer))[block.channels].view(block.groups, -1, 1)
             output[block.channels] += sign * (matrix @ shift).reshape(-1)
     if old.recovery.bias is not None:
-        output = output + old.recovery.bias.double()
+        output = output + _wide(old.recovery.bias)
 
     total = sum(((A @ S) * A).sum() for A, S in before)
     missed = sum((((B - A) @ S) * (B - A)).sum() for (A, S), B in zip(before, after, strict=True))
