@@ -12,20 +12,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from .. import area as areas
 from ..layers import Normalize
+from .maps import has_forward_of, is_lazy, own_forward
 
-#: torch's norms whose channels are in dimension 1, and the forwards that make them what they are.
+#: torch's norms whose channels are in dimension 1.
 CHANNEL_NORMS = _BatchNorm | _InstanceNorm | nn.GroupNorm
-_FORWARDS = (
-    _BatchNorm.forward,
-    nn.SyncBatchNorm.forward,
-    _InstanceNorm.forward,
-    nn.GroupNorm.forward,
-)
 
 
 class Refused(Exception):
@@ -56,10 +50,12 @@ def read(module: nn.Module) -> Source:
     Normalize(3, area=batch(group_size=1), operation=standardize(p=2), recovery='affine', eps=1e-05, momentum=0.1)
     """  # noqa: E501
     if isinstance(module, Normalize):
+        if not has_forward_of(module, Normalize):
+            raise Refused(own_forward(module))
         return Source(module)
     if isinstance(module, nn.LayerNorm):
         raise Refused(_why_no_layer_norm(module))
-    if isinstance(module, LazyModuleMixin):
+    if is_lazy(module):
         raise Refused("it is lazy: pass a batch through the model first, so that it has channels")
     if not isinstance(module, CHANNEL_NORMS):
         raise Refused(f"{type(module).__name__} is not a norm that can be read")
@@ -70,18 +66,18 @@ def read(module: nn.Module) -> Source:
 
 
 def _why_no_layer_norm(module: nn.LayerNorm) -> str:
-    if type(module).forward is nn.LayerNorm.forward:
+    if has_forward_of(module, nn.LayerNorm):
         return "its channels are last, not in dimension 1"
     return f"{type(module).__name__} is a LayerNorm whose forward has a layout of its own"
 
 
 def _children_behind(module: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
     """(drop, act) of timm's norm-and-activation layers, told by what they have, not by class."""
-    if type(module).forward in _FORWARDS:
+    if has_forward_of(module, _BatchNorm, nn.SyncBatchNorm, _InstanceNorm, nn.GroupNorm):
         return None, None
     drop, act = getattr(module, "drop", None), getattr(module, "act", None)
     if not isinstance(act, nn.Module) or not isinstance(drop, nn.Module | None):
-        raise Refused(f"{type(module).__name__} has a forward of its own, whose meaning is unknown")
+        raise Refused(own_forward(module))
     return drop, act
 
 

@@ -26,6 +26,7 @@ from ..area import Area, Block, batch
 from ..layers import Normalize
 from ..recovery import Affine, Coloring
 from ..statistics import join_matrices
+from .maps import wide
 
 
 class Start(NamedTuple):
@@ -97,26 +98,23 @@ def _acts_alike(old: Normalize, new: Normalize) -> bool:
 
 
 def moments(layer: Normalize) -> tuple[Tensor, Tensor]:
-    """μ (C,) and Σ (groups, g, g) of a layer's running statistics, in float64, on the CPU."""
+    """μ (C,) and Σ (groups, g, g) of a layer's running statistics, in float64."""
     if layer.running == "covariance":
-        cov = _wide(layer.running_cov)
+        assert layer.running_cov is not None
+        cov = wide(layer.running_cov)
     else:  # WᵀW = (Σ + εI)⁻¹, exactly for full whitening, nearly for newton
-        w = _wide(layer.running_whitening)
-        cov = torch.linalg.pinv(w.mT @ w, hermitian=True) - layer.eps * torch.eye(w.shape[-1])
+        assert layer.running_whitening is not None
+        w = wide(layer.running_whitening)
+        cov = torch.linalg.pinv(w.mT @ w, hermitian=True) - layer.eps * torch.eye(w.shape[-1]).to(w)
     if layer.area.features != "channels":  # one variance for each group of channels
         cov = cov.repeat_interleave(layer.num_features // len(cov), dim=0)
     return _channel_mean(layer), cov
 
 
 def _channel_mean(layer: Normalize) -> Tensor:
-    mean = _wide(layer.running_mean)
+    assert layer.running_mean is not None
+    mean = wide(layer.running_mean)
     return mean.repeat_interleave(layer.num_features // len(mean))
-
-
-def _wide(tensor: Tensor | None) -> Tensor:
-    """In float64, on the CPU: not every device has it."""
-    assert tensor is not None
-    return tensor.detach().cpu().double()
 
 
 def take_statistics(layer: Normalize, mean: Tensor, cov: Tensor) -> None:
@@ -152,23 +150,23 @@ def take_statistics(layer: Normalize, mean: Tensor, cov: Tensor) -> None:
 
 def _continued(old: Normalize, new: Normalize, mean: Tensor, cov: Tensor) -> Start:
     channels = old.num_features
-    a = _wide(old.inference_map()[0])
-    w = _wide(new.map_for_eval(Affine(None, None))[0])
-    common = _common_area(channels, a, w, cov)
+    a = wide(old.inference_map()[0])
+    w = wide(new.map_for_eval(Affine(None, None))[0])
+    color = new.recovery.color if isinstance(new.recovery, Coloring) else a
+    common = _common_area(channels, a, w, cov, color)
     before, after = [], []
     for block in common.partition(channels):
         sigma = gather(cov, block)
-        sigma = sigma + old.eps * torch.eye(block.size)
+        sigma = sigma + old.eps * torch.eye(block.size).to(sigma)
         before.append((gather(a, block), sigma))
         after.append(gather(w, block))
 
     gain: Tensor | None = None
     if isinstance(new.recovery, Coloring):
-        size = new.recovery.color.shape[-1]
-        wide = [_right_solve(A, W) for (A, _), W in zip(before, after, strict=True)]
-        gain = regroup(join_matrices(wide), channels, size)
-        color = [gather(gain, block) for block in common.partition(channels)]
-        after = [G @ W for G, W in zip(color, after, strict=True)]
+        whole = [_right_solve(A, W) for (A, _), W in zip(before, after, strict=True)]
+        gain = regroup(join_matrices(whole), channels, color.shape[-1])
+        colors = [gather(gain, block) for block in common.partition(channels)]
+        after = [G @ W for G, W in zip(colors, after, strict=True)]
     elif new.recovery.gain is not None:
         gains = [_gain(A, W, S) for (A, S), W in zip(before, after, strict=True)]
         after = [g.unsqueeze(-1) * W for g, W in zip(gains, after, strict=True)]
@@ -180,7 +178,7 @@ def _continued(old: Normalize, new: Normalize, mean: Tensor, cov: Tensor) -> Sta
             shift = (mean - _channel_mean(layer))[block.channels].view(block.groups, -1, 1)
             output[block.channels] += sign * (matrix @ shift).reshape(-1)
     if old.recovery.bias is not None:
-        output = output + _wide(old.recovery.bias)
+        output = output + wide(old.recovery.bias)
 
     total = sum(((A @ S) * A).sum() for A, S in before)
     missed = sum((((B - A) @ S) * (B - A)).sum() for (A, S), B in zip(before, after, strict=True))
