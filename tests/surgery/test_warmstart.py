@@ -233,6 +233,17 @@ def test_a_source_without_affine_gets_a_gain_that_does_not_learn(network):
     assert not torch.equal(model[1].weight, torch.ones(20))
 
 
+def test_a_dead_channel_keeps_its_gain(images, relative_error, target):
+    """Variance 0: there is only eps to divide by, before and after."""
+    model = nn.Sequential(nn.BatchNorm2d(10)).eval()
+    nn.init.normal_(model[0].weight)
+    model[0].running_var[3:5] = 0
+    x = torch.randn(6, 10, 4, 4)
+    expected = model(x)
+    isonorm.convert(model, target)
+    assert relative_error(model(x), expected) < 1e-5
+
+
 def test_zero_gains_stay_zero(network, images):
     """As in residual networks, whose last norms start so."""
     model = network()

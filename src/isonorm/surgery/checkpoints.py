@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..layers import Normalize
 from .formats import KEYS, OWN, format_of, read_layer
-from .report import short, table
+from .report import is_same, short, table
 from .tree import move_keys
 from .warmstart import warm_start
 
@@ -93,7 +93,7 @@ def load_checkpoint(
             del state[prefix + key]
         state |= {prefix + key: value for key, value in own.items()}
         norms.append(loaded)
-        if loaded.note.startswith("differs"):
+        if not is_same(loaded.deviation):
             inexact.append(loaded)
     expected = model.state_dict()
     missing = [key for key in expected if key not in state]
@@ -201,8 +201,8 @@ def _translate(
     new = copy.deepcopy(layer).to("cpu")
     start = warm_start(found.layer, new)
     own = new.state_dict() | {key: value.detach() for key, value in start.values.items()}
-    exact = start.deviation is not None and start.deviation < 1e-8
-    note = "same in eval" if exact else f"differs in eval: {start.note}"
+    same = is_same(start.deviation)
+    note = "same in eval" if same else f"differs in eval: {start.note}"
     note = "; ".join(filter(None, (note, found.note)))
     return Loaded(name, short(layer), found.format, start.deviation, note), own
 

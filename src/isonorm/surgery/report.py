@@ -8,6 +8,11 @@ from typing import NamedTuple
 from torch import nn
 
 
+def is_same(deviation: float | None) -> bool:
+    """Whether a deviation, in the mean square, is rounding: 1e-4 of the output at most."""
+    return deviation is not None and deviation < 1e-8
+
+
 class Change(NamedTuple):
     """A norm that was replaced. ``deviation`` is the part of its eval output, in the mean square
     over data with its running statistics, that is now different; None where nobody can say.
@@ -22,7 +27,7 @@ class Change(NamedTuple):
     @property
     def same(self) -> bool:
         """Whether eval is the same function as before, up to rounding."""
-        return self.deviation is not None and self.deviation < 1e-8
+        return is_same(self.deviation)
 
 
 class Left(NamedTuple):

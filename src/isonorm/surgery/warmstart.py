@@ -27,6 +27,7 @@ from ..layers import Normalize
 from ..recovery import Affine, Coloring
 from ..statistics import join_matrices
 from .maps import wide
+from .report import is_same
 
 
 class Start(NamedTuple):
@@ -188,7 +189,7 @@ def _continued(old: Normalize, new: Normalize, mean: Tensor, cov: Tensor) -> Sta
     else:
         missed = missed + output.square().sum()
     deviation = float(missed / total) if total else float(missed)
-    return Start(values, deviation, _why(old, new, deviation))
+    return Start(values, deviation, "" if is_same(deviation) else _why_different(new))
 
 
 def _gain_name(layer: Normalize) -> str:
@@ -209,9 +210,7 @@ def _right_solve(a: Tensor, w: Tensor) -> Tensor:
     return torch.linalg.solve(w, a, left=False)
 
 
-def _why(old: Normalize, new: Normalize, deviation: float) -> str:
-    if deviation < 1e-8:
-        return ""
+def _why_different(new: Normalize) -> str:
     if new.recovery.gain is None or new.recovery.bias is None:
         return "it has no affine parameters to continue the old ones"
     if new.operation.method == "pca":
