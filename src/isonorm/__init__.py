@@ -24,14 +24,10 @@ from .layers import PositionalNorm as PositionalNorm
 from .registry import create_norm as create_norm
 from .registry import list_norms as list_norms
 from .statistics import Statistics as Statistics
-from .weights import EquiConv1d as EquiConv1d
-from .weights import EquiConv2d as EquiConv2d
-from .weights import EquiConv3d as EquiConv3d
-from .weights import EquiLinear as EquiLinear
-from .surgery import fold as fold
 from .surgery import Conversion as Conversion
 from .surgery import convert as convert
 from .surgery import convert_sync as convert_sync
+from .surgery import fold as fold
 from .surgery import freeze as freeze
 from .surgery import insert as insert
 from .surgery import load_checkpoint as load_checkpoint
@@ -39,3 +35,7 @@ from .surgery import recalibrate as recalibrate
 from .surgery import revert as revert
 from .surgery import save_checkpoint as save_checkpoint
 from .surgery import unfreeze as unfreeze
+from .weights import EquiConv1d as EquiConv1d
+from .weights import EquiConv2d as EquiConv2d
+from .weights import EquiConv3d as EquiConv3d
+from .weights import EquiLinear as EquiLinear

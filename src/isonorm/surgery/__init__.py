@@ -1,13 +1,10 @@
-"""Surgery on models that exist: putting norms in, and folding them away."""
-
-from .fold import fold as fold
-"""Surgery on models that exist: other norms put in, taken out, frozen, synchronized, recalibrated."""
-"""Surgery on models that exist: other norms put in and taken out, and what it takes to use them."""
+"""Surgery on models that exist: norms put in, taken out, recalibrated, and folded away."""
 
 from .checkpoints import load_checkpoint as load_checkpoint
 from .checkpoints import save_checkpoint as save_checkpoint
 from .convert import convert as convert
 from .convert import revert as revert
+from .fold import fold as fold
 from .freezing import freeze as freeze
 from .freezing import unfreeze as unfreeze
 from .insertion import insert as insert
