@@ -15,7 +15,7 @@ try:
     from ..registry import REGISTRY
     from . import compare as comparing
     from . import records, summary
-    from .data import DATA_SETS
+    from .data import SOURCES, listing, load
     from .devices import resolve_device
     from .norms import ALIASES, parse_list
     from .progress import progress_on
@@ -51,7 +51,7 @@ def compare(
     ] = ",".join(_DEFAULT.norms),
     data: Annotated[
         str,
-        typer.Option(metavar="NAME", help=f"Data set: {', '.join(DATA_SETS)}."),
+        typer.Option(metavar="NAME", help=f"Data set: {', '.join(SOURCES)}."),
     ] = _DEFAULT.data,
     depth: Annotated[
         int,
@@ -139,6 +139,32 @@ def norms(
     for name in names:
         table.add_row(name, REGISTRY[name].paper)
     _console().print(table)
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="A data set to read and check; all if none.")] = "",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where the files are; otherwise $ISONORM_DATA, otherwise data."
+        ),
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch missing files.")] = False,
+) -> None:
+    """List the data sets and their files, or read one and say what it holds."""
+    console = _console()
+    if not name:
+        if download:
+            _fail("--download fetches one data set: name it.", code=2)
+        console.print(listing.overview(folder))
+        return
+    try:
+        console.print(listing.inspection(load(name, folder, download=download)))
+    except ValueError as error:
+        _fail(str(error), code=2)
+    except OSError as error:
+        _fail(f"cannot read {error.filename or name}: {error.strerror or error}.", code=1)
 
 
 def _report(console: Console, comparison: comparing.Comparison) -> None:

@@ -99,7 +99,7 @@ def build(config: Config, data: DataSet, norm: str) -> nn.Module:
 
 def prepare(config: Config) -> DataSet:
     """The data, once it is known that everything can be trained: each network meets one batch."""
-    data = load(config.data)
+    data = load(config.data).scaled()
     steps_per_epoch(data, config.batch_size)
     batch = data.train_images[: config.batch_size]
     for norm in config.norms:
