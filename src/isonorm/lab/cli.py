@@ -21,7 +21,7 @@ try:
     from .progress import progress_on
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
-    if package not in {"matplotlib", "numpy", "rich", "sklearn", "typer"}:
+    if package not in {"matplotlib", "numpy", "rich", "scipy", "sklearn", "typer"}:
         raise
     sys.exit(f"The isonorm command needs {package}: pip install 'isonorm[lab]' brings it.")
 

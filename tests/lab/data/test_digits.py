@@ -35,5 +35,7 @@ def test_split_holds_every_class_in_proportion(data):
 
 
 def test_unknown_data_set_is_answered_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"called 'mnist': choose from digits\."):
-        load("mnist")
+    with pytest.raises(ValueError, match=r"called 'nmist': choose from digits, mnist, .*, pie\.$"):
+        load("nmist")
+    with pytest.raises(ValueError, match=r"imagenet is read in batches: isonorm\.lab\.data\.Ima"):
+        load("imagenet")
