@@ -66,7 +66,7 @@ def test_idx_of_another_kind_or_number(official, tmp_path):
     labels.write_bytes(whole[:7] + b"\x05" + whole[8:13])
     assert "holds 20 images" in refused("mnist", tmp_path)
     labels.write_bytes(whole[:-1] + b"\x0b")
-    assert "holds labels from 0 to 11 where 0 to 9 were expected" in refused("mnist", tmp_path)
+    assert "holds the label 11 where whole numbers from 0 to 9" in refused("mnist", tmp_path)
 
 
 def test_gzip_cut_short_or_foreign(official, tmp_path):
@@ -104,7 +104,7 @@ def test_binary_cifar_cut_short(official, tmp_path):
     file.write_bytes(b"")
     assert "has 0 bytes" in refused("cifar10", tmp_path)
     file.write_bytes(b"\x0c" + content[1:])
-    assert "holds labels from 2 to 12 where 0 to 9" in refused("cifar10", tmp_path)
+    assert "holds the label 12 where whole numbers from 0 to 9" in refused("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -206,8 +206,26 @@ def test_matrices_of_other_shapes_are_refused(tmp_path):
     savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.full((5, 1024), 0.5), "gnd": np.ones((5, 1))})
     assert "whole numbers from 0 to 255" in refused("yaleb", tmp_path)
     savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.zeros((5, 1))})
-    assert "holds labels from 0 to 0 where 1 to 38" in refused("yaleb", tmp_path)
+    assert "the label 0.0 where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
+    savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.full(5, 1.5)})
+    assert "the label 1.5 where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
+    savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.array(["a"] * 5)})
+    assert "the label a where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
     savemat(
         tmp_path / "train_32x32.mat", {"X": np.zeros((4, 4, 3, 5), np.uint8), "y": np.ones((5, 1))}
     )
     assert "it has uint8 4 × 4 × 3 × 5 and 5" in refused("svhn", tmp_path)
+
+
+def test_a_pickle_as_python_2_wrote_it_is_read():
+    """The opcodes of the official files: byte strings (U, T) that python 3 no longer writes."""
+    pixels = bytes([9, 8, 7, 200, 255, 0])
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01K\x02K\x03\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+        b"T" + len(pixels).to_bytes(4, "little") + pixels + b"tb"
+    )
+    batch = read_pickle(b"\x80\x02}(U\x04data" + array + b"U\x06labels](K\x06K\x09eu.")
+    assert batch["labels"] == [6, 9]
+    np.testing.assert_array_equal(batch["data"], [[9, 8, 7], [200, 255, 0]])

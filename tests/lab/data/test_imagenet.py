@@ -11,6 +11,9 @@ from isonorm.lab.data.imagenet import MEAN, STD, decode, middle_box, random_box
 
 Image = pytest.importorskip("PIL.Image")
 
+# torch's workers are forks, which newer pythons warn of in a process that has threads.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+
 
 @pytest.fixture(scope="module")
 def folder(official, tmp_path_factory):

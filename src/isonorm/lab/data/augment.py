@@ -53,6 +53,8 @@ class FlipAndCrop:
         return padded.flatten(2).gather(2, pixels).view(images.shape)
 
     def _offset(self, draws: Tensor) -> Tensor:
-        """0 to 2 · padding, each equally likely."""
-        choices = 2 * self.padding + 1
-        return (draws * choices).long().clamp_(max=choices - 1)
+        """0 to 2 · padding, each equally likely.
+
+        The largest draw, 1 − 2^(-24), times an odd number stays below it in float32.
+        """
+        return (draws * (2 * self.padding + 1)).long()

@@ -29,13 +29,13 @@ class DataSet:
     def num_features(self) -> int:
         return self.train_images.shape[1:].numel()
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors().values())
-
     def to(self, device: torch.device | str) -> DataSet:
-        moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
-        return replace(self, **moved)
+        tensors = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
     def scaled(self) -> DataSet:
         """The same images with pixels in [0, 1]."""
@@ -58,8 +58,15 @@ class DataSet:
             seed=seed,
         )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+    def joined(self) -> DataSet:
+        """All images to train on and none to test on, as DBN's Section 4.1 uses the faces."""
+        return replace(
+            self,
+            train_images=torch.cat([self.train_images, self.test_images]),
+            train_labels=torch.cat([self.train_labels, self.test_labels]),
+            test_images=self.test_images[:0],
+            test_labels=self.test_labels[:0],
+        )
 
 
 def scaled(images: Tensor) -> Tensor:

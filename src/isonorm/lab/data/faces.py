@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .dataset import DataSet, split
-from .files import DataError, FilesMissing, Folder, checked_labels
+from .files import DataError, FilesMissing, Folder, checked_labels, whole_numbers
 from .mat import read_matrices
 
 _SIDE = 32
@@ -34,7 +34,8 @@ def _faces(
         raise FilesMissing(file)
     faces, identities = read_matrices(path, "fea", "gnd")
     identities = identities.ravel()
-    if faces.shape != (len(identities), _SIDE * _SIDE) or not _are_bytes(faces):
+    # Copies of these files differ in type, uint8 or double; the values are the same.
+    if faces.shape != (len(identities), _SIDE * _SIDE) or not whole_numbers(faces, 0, 255).all():
         raise DataError(
             f"{path} is not a matrix of faces: expected fea of n × {_SIDE * _SIDE} whole numbers "
             f"from 0 to 255 and n persons in gnd; it has {faces.dtype} "
@@ -44,11 +45,3 @@ def _faces(
     upright = torch.from_numpy(faces.astype(np.uint8)).view(-1, 1, _SIDE, _SIDE).mT.contiguous()
     labels = checked_labels(identities, persons, path, first=1)
     return split(name, upright, labels, persons, test_size=test_fraction, seed=split_seed)
-
-
-def _are_bytes(values: np.ndarray) -> bool:
-    """Copies of these files differ in type, uint8 or double; the values are the same."""
-    if values.dtype == np.uint8:
-        return True
-    numeric = np.issubdtype(values.dtype, np.number) and not np.iscomplexobj(values)
-    return bool(numeric and ((values >= 0) & (values <= 255) & (values % 1 == 0)).all())

@@ -80,15 +80,22 @@ def read_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def checked_labels(values: np.ndarray, num_classes: int, path: Path, *, first: int = 0) -> Tensor:
-    """Classes from 0, if the file's labels are so many numbers that begin with ``first``."""
-    labels = torch.from_numpy(values.astype(np.int64))
+    """Classes from 0, if the file's labels are so many whole numbers that begin with ``first``."""
     last = first + num_classes - 1
-    if labels.numel() and not first <= int(labels.min()) <= int(labels.max()) <= last:
+    wrong = values[~whole_numbers(values, first, last)]
+    if len(wrong):
         raise DataError(
-            f"{path} holds labels from {int(labels.min())} to {int(labels.max())} where {first} to "
-            f"{last} were expected: it belongs to another data set or is damaged."
+            f"{path} holds the label {wrong[0]} where whole numbers from {first} to {last} were "
+            "expected: it belongs to another data set or is damaged."
         )
-    return labels - first
+    return torch.from_numpy(values.astype(np.int64)) - first
+
+
+def whole_numbers(values: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Which of the values are whole numbers between these, whatever the type they are kept in."""
+    if values.dtype.kind not in "uif":
+        return np.zeros(values.shape, bool)
+    return (values >= first) & (values <= last) & (values % 1 == 0)
 
 
 def _damaged(path: Path, kind: str, error: Exception) -> str:

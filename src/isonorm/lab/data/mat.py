@@ -15,8 +15,8 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 def read_matrices(path: Path, *names: str) -> list[np.ndarray]:
     """The named matrices of a file, in this order."""
     with path.open("rb") as file:
-        head = file.read(520)
-    if head.startswith((b"MATLAB 7.3", _HDF5)) or head[512:] == _HDF5:
+        head = file.read(16)
+    if head.startswith((b"MATLAB 7.3", _HDF5)):
         raise DataError(
             f"{path} is a MATLAB 7.3 file, which is HDF5 inside: save it again in MATLAB with "
             "save(..., '-v7'), or fetch the original."
