@@ -36,5 +36,6 @@ def test_the_contracts_names_are_public():
     functions = {"backend", "create_norm", "list_norms"}
     functions |= {"convert", "revert", "insert", "convert_sync", "freeze", "unfreeze"}
     functions |= {"recalibrate", "load_checkpoint", "save_checkpoint"}
+    functions = {"backend", "create_norm", "fold", "list_norms"}
     classes = {"IterNorm", "DBN", "Normalize", "Statistics"}
     assert modules | functions | classes <= set(vars(isonorm))

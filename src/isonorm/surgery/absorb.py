@@ -25,7 +25,11 @@ def merge_after(layer: nn.Module, norm: EvalMap, name: str) -> None:
     """Makes a layer do what the norm behind it does, too. Raises ``Refused``, or does it all."""
     groups, channels = _check(layer, name), _channels(layer, out=True)
     _check_channels(norm, channels, groups, name)
-    _write(layer, name, lambda kernel, bias: merge.after(kernel, bias, norm.A, norm.c))
+    _write(
+        layer,
+        name,
+        lambda kernel, bias: merge.after(kernel, bias, norm.A.to(kernel), norm.c.to(kernel)),
+    )
 
 
 def merge_before(layer: nn.Module, norm: EvalMap, name: str, *, flattened: bool) -> None:
@@ -42,7 +46,7 @@ def merge_before(layer: nn.Module, norm: EvalMap, name: str, *, flattened: bool)
 
     def merged(kernel: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         by_channel = kernel.reshape(len(kernel), -1, positions) if flattened else kernel
-        return merge.before(by_channel, bias, norm.A, norm.c, groups)
+        return merge.before(by_channel, bias, norm.A.to(kernel), norm.c.to(kernel), groups)
 
     _write(layer, name, merged)
 
