@@ -80,7 +80,7 @@ def balance(options: argparse.Namespace) -> dict:
             "negative": "the same of negative weights; −1 in theory",
             "mean": "mean of the output; 0 in theory",
             "over": f"{CHANNELS} output channels of a 3 × 3 kernel; spread: median and quartiles",
-            "input": f"{INSTANCES} × {CHANNELS} channels, relu of noise; smooth: of 5 × 5 means",
+            "input": f"{INSTANCES} × {CHANNELS} channels, relu of noise; smooth: its 5 × 5 means",
         },
         "single_pass": options.single_pass,
         "results": results,

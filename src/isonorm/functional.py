@@ -192,6 +192,11 @@ def check_synchronizable(area: Area, operation: Operation) -> None:
             f"{operation!r} cannot be synchronized across ranks; use p=2, or leave process_group "
             "out."
         )
+    check_no_transform()
+
+
+def check_no_transform() -> None:
+    """Refuses collectives where their derivatives would be silently wrong."""
     if transforms_active() or forward_ad._current_level >= 0:
         raise RuntimeError(
             "a synchronized normalization has no rule for torch.func transforms and forward-mode "

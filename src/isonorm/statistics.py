@@ -189,10 +189,35 @@ class _AllReduce(torch.autograd.Function):
         return _AllReduce.apply(grads[0], ctx.name), None
 
 
+@torch.library.custom_op("isonorm::all_reduce", mutates_args=())
+def _all_reduce_op(tensor: Tensor, name: str) -> Tensor:
+    """The same for a compiler, which cannot look into it."""
+    return _AllReduce.apply(tensor.detach(), name)
+
+
+@_all_reduce_op.register_fake
+def _(tensor, name):
+    return torch.empty_like(tensor)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    _, ctx.name = inputs
+
+
+_all_reduce_op.register_autograd(
+    lambda ctx, grad: (_all_reduce_op(grad, ctx.name), None), setup_context=_setup_context
+)
+
+
 def all_reduce(tensors: list[Tensor], name: str) -> list[Tensor]:
     """Sums of several tensors over ranks in one collective, differentiable."""
     packed = torch.cat([t.reshape(-1) for t in tensors])
-    parts = _AllReduce.apply(packed, name).split([t.numel() for t in tensors])
+    summed = (
+        _all_reduce_op(packed, name)
+        if torch.compiler.is_compiling()
+        else _AllReduce.apply(packed, name)
+    )
+    parts = summed.split([t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 

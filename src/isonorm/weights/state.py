@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..functional import check_no_transform
 from ..layers.buffers import (
     WideBuffers,
     being_recomputed,
@@ -110,8 +111,10 @@ class EquilibriumState(WideBuffers):
             return self.running_v, None
         counted = batch[: first_of(batch.shape[0], self.statistics_fraction)]
         v, r = input_sums(counted, channel), counted.shape[0] * r_of_an_instance
-        shared = self.training and is_shared(self.process_group)
-        return per_output(v, r, self.process_group if shared else "")
+        if not self.training or not is_shared(self.process_group):
+            return per_output(v, r)
+        check_no_transform()
+        return per_output(v, r, self.process_group)
 
     def _kernel_and_bias(self, v: Tensor) -> tuple[Tensor, Tensor | None]:
         kernel = normalize_kernel(
