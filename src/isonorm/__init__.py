@@ -2,6 +2,7 @@
 operation × recovery.
 """
 
+from . import analysis as analysis
 from . import area as area
 from . import functional as functional
 from . import operation as operation

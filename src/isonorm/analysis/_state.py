@@ -1,0 +1,103 @@
+"""Looking at a model in training mode without changing it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+_RUNNING = ("running_", "num_batches_tracked")
+
+
+def _running_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """A normalization layer's running statistics, torch's or ours."""
+    if module._buffers.get("running_mean") is None:
+        return {}
+    return {name: b for name, b in module._buffers.items() if name.startswith(_RUNNING)}
+
+
+def set_aside_running_statistics(model: nn.Module) -> list[tuple[nn.Module, dict]]:
+    """Takes them out of every layer in training mode, which then normalizes by the batch and
+    writes nothing down; returns what was taken.
+
+    Besides protecting them it lets ``torch.func`` transforms through, which refuse to write to
+    buffers.
+    """
+    taken = []
+    for module in model.modules():
+        buffers = _running_buffers(module) if module.training else {}
+        if buffers:
+            taken.append((module, buffers))
+            module._buffers.update(dict.fromkeys(buffers))
+    return taken
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[nn.Module]:
+    """A block that may run the model in its present mode: every buffer is afterwards as before."""
+    taken = set_aside_running_statistics(model)
+    others = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield model
+    finally:
+        for module, name, buffer, saved in others:
+            if not _same(buffer, saved):
+                buffer.data.copy_(saved)
+            module._buffers[name] = buffer
+        for module, buffers in taken:
+            module._buffers.update(buffers)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.is_meta or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+@contextmanager
+def training_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """All of the model in training mode inside the block, and as it was, module by module, after
+    it.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield model
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def observed(model: nn.Module, *, train: bool) -> Iterator[nn.Module]:
+    """``undisturbed``, in training mode if so asked."""
+    with ExitStack() as stack:
+        if train:
+            stack.enter_context(training_mode(model))
+        stack.enter_context(undisturbed(model))
+        yield model
+
+
+def in_training(norm: nn.Module | Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+    """A layer or function as a map from a batch to its normalized batch, as in training.
+
+    A layer is copied, so that nothing happens to the one that was given; of a function that returns
+    ``(y, statistics)``, as those of ``isonorm.functional`` do, y is taken.
+    """
+    if isinstance(norm, nn.Module):
+        norm = copy.deepcopy(norm).train()
+        set_aside_running_statistics(norm)
+    elif not callable(norm):
+        raise TypeError(f"expected a layer or a function; got {type(norm).__name__}.")
+
+    def call(x: Tensor) -> Tensor:
+        y = norm(x)
+        return y[0] if isinstance(y, tuple) else y
+
+    return call
