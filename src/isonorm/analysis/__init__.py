@@ -5,6 +5,23 @@ needs hessian-eigenthings, and ``isonorm.analysis.plots``, which is imported apa
 come with ``isonorm[lab]``.
 """
 
+from .conditioning import Conditioning as Conditioning
+from .conditioning import condition as condition
+from .conditioning import condition_number as condition_number
+from .conditioning import covariance as covariance
+from .conditioning import effective_rank as effective_rank
+from .conditioning import layer_conditioning as layer_conditioning
+from .conditioning import off_diagonal_energy as off_diagonal_energy
+from .conditioning import spectrum as spectrum
+from .covariate_drift import Drift as Drift
+from .covariate_drift import drift as drift
+from .covariate_drift import layer_drift as layer_drift
 from .disturbance import Disturbance as Disturbance
 from .disturbance import snd as snd
 from .disturbance import snd_with_error as snd_with_error
+from .fisher import FisherFactors as FisherFactors
+from .fisher import fisher_condition as fisher_condition
+from .fisher import fisher_factors as fisher_factors
+from .fisher import fisher_spectrum as fisher_spectrum
+from .fisher import softmax_fisher as softmax_fisher
+from .isometry import jacobian_singular_values as jacobian_singular_values

@@ -1,0 +1,49 @@
+"""Dynamical isometry: the singular values of a network's input–output Jacobian (DBN Section 3.5)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._state import set_aside_running_statistics
+from .conditioning import wide
+
+
+def jacobian_singular_values(
+    model: nn.Module | Callable[[Tensor], Tensor],
+    x: Tensor,
+    *,
+    per_example: bool = True,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """The singular values of ∂ output/∂ input at (N, …), largest first; near 1 is isometry.
+
+    With ``per_example``, (N, r): those of each example's output by its own input, the rest of the
+    batch held fixed. Otherwise (N·r,): those of the whole batch's outputs by all its inputs, which
+    is what backward multiplies by where statistics tie examples together.
+
+    >>> rotate = nn.Linear(3, 3, bias=False)
+    >>> _ = nn.init.orthogonal_(rotate.weight)
+    >>> jacobian_singular_values(rotate, torch.randn(2, 3)).round(decimals=4).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+
+    The model runs in its present mode, on a copy, by ``torch.func.jacrev``, which takes
+    ``chunk_size`` outputs at a time.
+    """
+    function: Any = model
+    if isinstance(model, nn.Module):
+        function = copy.deepcopy(model).requires_grad_(False)
+        set_aside_running_statistics(function)
+    jacobian = torch.func.jacrev(
+        lambda x: function(x).flatten(1), chunk_size=chunk_size
+    )(x)  # (N, outputs, N, …)  # fmt: skip
+    jacobian = wide(jacobian.detach().flatten(3))
+    if per_example:
+        n = torch.arange(len(x), device=x.device)
+        return torch.linalg.svdvals(jacobian[n, :, n])
+    outputs, inputs = jacobian.shape[:2].numel(), jacobian.shape[2:].numel()
+    return torch.linalg.svdvals(jacobian.reshape(outputs, inputs))
