@@ -10,6 +10,7 @@ import isonorm
 OPTIONAL = (
     "triton", "matplotlib", "typer", "rich", "lightning", "lightning_fabric", "sklearn",
     "safetensors",
+    "hessian_eigenthings", "tensorboard", "safetensors",
 )  # fmt: skip
 
 PROGRAM = f"""
@@ -32,7 +33,7 @@ def test_no_optional_dependency_is_imported():
 
 
 def test_the_contracts_names_are_public():
-    modules = {"area", "functional", "operation", "recovery"}
+    modules = {"analysis", "area", "functional", "operation", "recovery"}
     functions = {"backend", "create_norm", "list_norms"}
     functions |= {"convert", "revert", "insert", "convert_sync", "freeze", "unfreeze"}
     functions |= {"recalibrate", "load_checkpoint", "save_checkpoint"}

@@ -16,6 +16,12 @@ from .conditioning import spectrum as spectrum
 from .covariate_drift import Drift as Drift
 from .covariate_drift import drift as drift
 from .covariate_drift import layer_drift as layer_drift
+from .curvature import CurvatureSpectrum as CurvatureSpectrum
+from .curvature import curvature_operator as curvature_operator
+from .curvature import curvature_trace as curvature_trace
+from .curvature import extreme_eigenvalues as extreme_eigenvalues
+from .curvature import hessian_spectrum as hessian_spectrum
+from .curvature import spectral_density as spectral_density
 from .disturbance import Disturbance as Disturbance
 from .disturbance import snd as snd
 from .disturbance import snd_with_error as snd_with_error

@@ -45,8 +45,8 @@ def spectrum(x: Tensor) -> Tensor:
 def condition_number(x: Tensor, fraction: float = 1.0) -> float:
     """λ₁/λ_C of the covariance of (N, C, *) activations; infinite where it is singular to rounding.
 
-    ``fraction`` < 1 stops at the eigenvalue that so large a part of them reaches, λ₁/λ_⌈fraction·C⌉:
-    large networks have a few directions without variance, and the rest is what matters then.
+    ``fraction`` < 1 stops at that part of the eigenvalues, λ₁/λ_⌈fraction·C⌉: large networks have a
+    few directions without variance, and the rest is what matters then.
 
     >>> x = torch.randn(10000, 3) * torch.tensor([1.0, 3.0, 2.0])
     >>> round(condition_number(x)), round(condition_number(x, fraction=0.5))
@@ -56,7 +56,7 @@ def condition_number(x: Tensor, fraction: float = 1.0) -> float:
 
 
 def effective_rank(x: Tensor) -> float:
-    """exp(entropy) of the eigenvalues as shares of their sum (Roy & Vetterli 2007): between 1 and C.
+    """exp(entropy) of the eigenvalues as shares of their sum (Roy & Vetterli 2007): 1 to C.
 
     >>> round(effective_rank(torch.randn(10000, 5)), 1)
     5.0

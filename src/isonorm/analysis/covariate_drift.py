@@ -1,4 +1,4 @@
-"""Covariate drift: how a layer's statistics move between steps of training (EquiNorm Section 5.1)."""
+"""Covariate drift: how a layer's statistics move between steps (EquiNorm Section 5.1)."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def layer_drift(
     """The drift of each layer across ``step()``, which trains the model, seen on the same inputs.
 
     >>> import torch
-    >>> model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)), torch.randn(64, 4)
-    >>> moved = layer_drift(model, x, lambda: model[0].weight.data.mul_(2))
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False))
+    >>> moved = layer_drift(model, torch.randn(64, 4), lambda: model[0].weight.data.mul_(2))
     >>> round(moved["0"].scale, 2), round(moved["1"].scale, 2)  # the norm holds its output still
     (0.69, 0.0)
     """

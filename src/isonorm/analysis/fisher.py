@@ -117,7 +117,7 @@ def _classifier(model: nn.Module, layer: str | None) -> tuple[str, nn.Linear]:
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     if layer is None and linear:
         layer = list(linear)[-1]
-    if layer not in linear:
+    if layer is None or layer not in linear:
         raise ValueError(
             f"expected the name of a linear layer that gives the logits; got {layer!r}, and the "
             f"model's are {', '.join(map(repr, linear)) or 'none'}."

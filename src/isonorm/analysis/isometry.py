@@ -1,4 +1,4 @@
-"""Dynamical isometry: the singular values of a network's input–output Jacobian (DBN Section 3.5)."""
+"""Dynamical isometry: singular values of the input–output Jacobian (DBN Section 3.5)."""
 
 from __future__ import annotations
 
