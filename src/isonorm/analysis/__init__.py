@@ -5,6 +5,9 @@ needs hessian-eigenthings, and ``isonorm.analysis.plots``, which is imported apa
 come with ``isonorm[lab]``.
 """
 
+from .axes import AxisSwaps as AxisSwaps
+from .axes import axis_swaps as axis_swaps
+from .axes import newton_convergence as newton_convergence
 from .conditioning import Conditioning as Conditioning
 from .conditioning import condition as condition
 from .conditioning import condition_number as condition_number
@@ -30,4 +33,7 @@ from .fisher import fisher_condition as fisher_condition
 from .fisher import fisher_factors as fisher_factors
 from .fisher import fisher_spectrum as fisher_spectrum
 from .fisher import softmax_fisher as softmax_fisher
+from .invariance import ScaleFactors as ScaleFactors
+from .invariance import effective_learning_rate as effective_learning_rate
+from .invariance import scale_invariance as scale_invariance
 from .isometry import jacobian_singular_values as jacobian_singular_values
