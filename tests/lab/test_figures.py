@@ -33,9 +33,9 @@ def test_no_two_norms_look_alike(results):
         "iternorm",
         *(f"dbn:group_size={n}" for n in range(1, 11)),
     ]
-    looks = figures._looks(names)
+    looks = figures.looks(names)
     assert len(set(looks)) == len(names)
-    assert figures._looks(["iternorm"]) == [looks[3]], "a norm keeps its look in every comparison"
+    assert figures.looks(["iternorm"]) == [looks[3]], "a norm keeps its look in every comparison"
 
 
 def test_png_and_svg_are_written_and_are_the_same_every_time(results, tmp_path):

@@ -37,3 +37,4 @@ from .invariance import ScaleFactors as ScaleFactors
 from .invariance import effective_learning_rate as effective_learning_rate
 from .invariance import scale_invariance as scale_invariance
 from .isometry import jacobian_singular_values as jacobian_singular_values
+from .monitor import Monitor as Monitor

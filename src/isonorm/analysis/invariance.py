@@ -160,4 +160,4 @@ def _factors(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> ScaleFact
         factors.append(factor)
         size = b.norm().item()
         residuals.append((b - factor * a).norm().item() / size if size else 0.0)
-    return ScaleFactors(*factors, max(residuals))
+    return ScaleFactors(factors[0], factors[1], factors[2], max(residuals))

@@ -15,6 +15,7 @@ try:
     from ..registry import REGISTRY
     from . import compare as comparing
     from . import records, summary
+    from .analyze import analyze
     from .data import SOURCES, listing, load
     from .devices import resolve_device
     from .norms import ALIASES, parse_list
@@ -32,6 +33,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
+
+app.command()(analyze)
 
 _DEFAULT = comparing.Config()
 _WIDTH_WITHOUT_TERMINAL = 120

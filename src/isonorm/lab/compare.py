@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from . import environment, figures, records
@@ -18,6 +16,7 @@ from .models import MLP
 from .norms import PLAIN
 from .progress import Progress, Run
 from .summary import TARGET_ACCURACY, Summary, summarize
+from .threads import torch_threads
 from .train import Result, seeded, steps_per_epoch, train
 
 
@@ -116,7 +115,7 @@ def compare(config: Config, data: DataSet, out: Path, name: str, progress: Progr
     folder = records.create_run_folder(out, name, started)
     comparison = Comparison(config, folder, started)
     try:
-        with progress, _torch_threads(config.threads):
+        with progress, torch_threads(config.threads):
             for run in config.runs:
                 progress.start(run)
                 result = train(
@@ -178,16 +177,6 @@ def write(comparison: Comparison) -> None:
             for epoch in result.epochs
         ),
     )
-
-
-@contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _count(number: int, noun: str) -> str:

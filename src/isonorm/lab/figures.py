@@ -13,48 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from ..analysis.plots.style import STYLE, looks
 from . import records
-from .norms import PLAIN
 from .summary import TARGET_ACCURACY
 from .train import Epoch, Result
-
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": "0.4",
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.7,
-    "xtick.color": "0.4",
-    "xtick.labelcolor": "0.2",
-    "ytick.color": "0.4",
-    "ytick.labelcolor": "0.2",
-    "ytick.minor.size": 0,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
-    "svg.hashsalt": "isonorm",  # equal curves give equal files
-}
-
-_SOLID, _DASHED, _DOTTED, _DASHDOT = "-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5))
-
-# Colours of Okabe and Ito, with dashes for where colour is lost. A norm that most comparisons show
-# looks the same in all of them; others take what is free.
-_LOOKS = {
-    PLAIN: ("#6b6b6b", _DOTTED),
-    "batchnorm": ("#E69F00", _DASHED),
-    "dbn": ("#009E73", _DASHDOT),
-    "iternorm": ("#0072B2", _SOLID),
-}
-_OTHER_COLOURS = ("#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
-_OTHER_DASHES = (_SOLID, _DASHED, _DASHDOT, _DOTTED)
 
 
 def curves(results: dict[str, Sequence[Result]], title: str) -> Figure:
@@ -75,7 +37,7 @@ def curves(results: dict[str, Sequence[Result]], title: str) -> Figure:
         _dress(loss_axes, "Train loss", "{:g}")
         _dress(error_axes, "Test error", "{:g}%")
         _mark_target(error_axes)
-        for seeds, look in zip(results.values(), _looks(list(results)), strict=True):
+        for seeds, look in zip(results.values(), looks(list(results)), strict=True):
             _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, *look)
             _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, *look)
         longest = max(len(result.epochs) for seeds in results.values() for result in seeds)
@@ -87,10 +49,13 @@ def curves(results: dict[str, Sequence[Result]], title: str) -> Figure:
     return figure
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """The figure as PNG and SVG."""
+def save(
+    figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("png", "svg")
+) -> list[Path]:
+    """The figure as PNG and SVG, or some of them."""
     paths = []
-    for kind, metadata in (("png", None), ("svg", {"Date": None})):  # a date would differ each time
+    for kind in kinds:
+        metadata = {"Date": None} if kind == "svg" else None  # a date would differ each time
         path = folder / f"{name}.{kind}"
         with matplotlib.rc_context(STYLE), records.whole_file(path) as temporary:
             figure.savefig(temporary, format=kind, metadata=metadata)
@@ -148,13 +113,3 @@ def _draw(
 def _label(norm: str, seeds: Sequence[Result]) -> str:
     diverged = sum(result.diverged for result in seeds)
     return f"{norm} ({diverged} of {len(seeds)} diverged)" if diverged else norm
-
-
-def _looks(norms: Sequence[str]) -> list[tuple[str, Any]]:
-    """Colour and dashes of each norm: its own, or the next free ones."""
-    others = [norm for norm in norms if norm not in _LOOKS]
-    free = {
-        norm: (_OTHER_COLOURS[i % len(_OTHER_COLOURS)], _OTHER_DASHES[i % len(_OTHER_DASHES)])
-        for i, norm in enumerate(others)
-    }
-    return [(_LOOKS | free)[norm] for norm in norms]

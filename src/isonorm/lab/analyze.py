@@ -1,0 +1,99 @@
+"""``isonorm analyze``: the studies of the analysis, each with its numbers, claims and figure."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import environment, figures, records
+from .studies import STUDIES, Claim, Study
+from .threads import torch_threads
+
+
+def analyze(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Studies; none: list them. 'all' is every one."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where NAME.json is written.")] = Path(
+        "runs/analysis"
+    ),
+    figures_in: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="FOLDER", help="Where NAME.png goes, if elsewhere."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 1,
+) -> None:
+    """Run studies of what normalizations do: disturbance, conditioning, curvature.
+
+    Each leaves its numbers in NAME.json and its figure in NAME.png, and ends with what the numbers
+    must show; the exit status is 1 where one of these does not hold.
+    """
+    console = Console(soft_wrap=True)
+    if not names:
+        console.print(_listing())
+        return
+    unknown = [name for name in names if name not in STUDIES and name != "all"]
+    if unknown:
+        typer.echo(
+            f"isonorm: there is no study called {unknown[0]!r}: choose from {', '.join(STUDIES)}, "
+            "all.",
+            err=True,
+        )
+        raise typer.Exit(2)
+    chosen = list(STUDIES) if "all" in names else names
+    failed = False
+    for name in chosen:
+        content, claims = carry_out(STUDIES[name], out, figures_in or out, threads)
+        console.print(f"{name}: {content['seconds']:.0f} s, {out / name}.json", highlight=False)
+        for claim in claims:
+            console.print(f"  {'holds' if claim.holds else 'FAILS'}: {claim.sentence}",
+                          highlight=False)  # fmt: skip
+            failed = failed or not claim.holds
+    if failed:
+        raise typer.Exit(1)
+
+
+def carry_out(
+    study: Study, out: Path, figures_in: Path, threads: int, **sizes: Any
+) -> tuple[dict[str, Any], list[Claim]]:
+    """Runs one study and writes its record and figure."""
+    started, wall, cpu = datetime.now().astimezone(), perf_counter(), process_time()
+    with torch_threads(threads):
+        result = study.run(**sizes)
+    claims = study.claims(result)
+    content = {
+        "study": study.name,
+        "title": study.title,
+        "command": shlex.join(["isonorm", "analyze", study.name, "--threads", str(threads)]),
+        "made": started.isoformat(timespec="seconds"),
+        "environment": environment.describe("cpu"),
+        "threads": threads,
+        "seconds": perf_counter() - wall,
+        "processor_seconds": process_time() - cpu,
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "claims": [claim._asdict() for claim in claims],
+        **result,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    figures_in.mkdir(parents=True, exist_ok=True)
+    records.write_json(out / f"{study.name}.json", content)
+    figures.save(study.draw(result), figures_in, study.name, kinds=("png",))
+    return content, claims
+
+
+def _listing() -> Table:
+    table = Table()
+    table.add_column("study", style="bold", no_wrap=True)
+    table.add_column("shows")
+    for study in STUDIES.values():
+        table.add_row(study.name, study.title)
+    return table
