@@ -10,9 +10,11 @@ from time import perf_counter, process_time
 from typing import Annotated, Any
 
 import typer
+from matplotlib import rc_context
 from rich.console import Console
 from rich.table import Table
 
+from ..analysis.plots import STYLE
 from . import environment, figures, records
 from .studies import STUDIES, Claim, Study
 from .threads import torch_threads
@@ -86,7 +88,9 @@ def carry_out(
     out.mkdir(parents=True, exist_ok=True)
     figures_in.mkdir(parents=True, exist_ok=True)
     records.write_json(out / f"{study.name}.json", content)
-    figures.save(study.draw(result), figures_in, study.name, kinds=("png",))
+    with rc_context(STYLE):
+        figure = study.draw(result)
+    figures.save(figure, figures_in, study.name, kinds=("png",), dpi=110)
     return content, claims
 
 

@@ -50,7 +50,11 @@ def curves(results: dict[str, Sequence[Result]], title: str) -> Figure:
 
 
 def save(
-    figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("png", "svg")
+    figure: Figure,
+    folder: Path,
+    name: str,
+    kinds: Sequence[str] = ("png", "svg"),
+    dpi: float | None = None,
 ) -> list[Path]:
     """The figure as PNG and SVG, or some of them."""
     paths = []
@@ -58,7 +62,7 @@ def save(
         metadata = {"Date": None} if kind == "svg" else None  # a date would differ each time
         path = folder / f"{name}.{kind}"
         with matplotlib.rc_context(STYLE), records.whole_file(path) as temporary:
-            figure.savefig(temporary, format=kind, metadata=metadata)
+            figure.savefig(temporary, format=kind, metadata=metadata, dpi=dpi)
         paths.append(path)
     return paths
 

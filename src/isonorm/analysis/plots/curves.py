@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from torch import Tensor
 
 from ..axes import newton_convergence
@@ -42,6 +42,7 @@ def sweep(
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if log_y:
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(xlabel)
@@ -110,9 +111,7 @@ def convergence(eigenvalues: Tensor, num_iters: int = 10, *, ax: Axes | None = N
 
 
 @styled
-def singular_values(
-    values: Mapping[str, Tensor], *, bins: int = 60, ax: Axes | None = None
-) -> Axes:
+def singular_values(values: Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes:
     """The distribution of Jacobians' singular values: their share below each size."""
     ax = axes_of(ax)
     for (name, found), (colour, dashes) in zip(values.items(), looks(list(values)), strict=True):

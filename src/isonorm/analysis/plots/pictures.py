@@ -67,7 +67,7 @@ def kernel_balance(image: Tensor, kernels: Tensor, *, ax: Axes | None = None) ->
     always the same, plus and minus the number of output positions, H·W.
     """
     ax = axes_of(ax)
-    rows = [(*_contributions(image, k), *_contributions(image, equilibrated(image, k)))
+    rows = [(*contributions(image, k), *contributions(image, equilibrated(image, k)))
             for k in kernels]  # fmt: skip
     at = range(len(rows))
     for shift, first, colour, label in ((-0.2, 0, PALE, "raw"), (0.2, 2, INK, "equilibrated")):
@@ -77,7 +77,7 @@ def kernel_balance(image: Tensor, kernels: Tensor, *, ax: Axes | None = None) ->
                edgecolor="white", linewidth=0)  # fmt: skip
     ax.axhline(0, color="0.4", linewidth=0.7)
     ax.set_xticks(list(at), [str(i + 1) for i in at])
-    ax.set_xlabel("kernel (above: its positive weights, below: its negative ones)")
+    ax.set_xlabel("kernel (hatched: its negative weights)")
     ax.set_ylabel("total contribution")
     ax.legend(fontsize=8)
     return ax
@@ -89,7 +89,7 @@ def equilibrated(image: Tensor, kernel: Tensor) -> Tensor:
     return centred * (image.numel() / (image.sum() * centred.clamp(min=0).sum()))
 
 
-def _contributions(image: Tensor, kernel: Tensor) -> tuple[float, float]:
+def contributions(image: Tensor, kernel: Tensor) -> tuple[float, float]:
     margin = kernel.shape[-1] // 2
     cyclic = pad(image[None, None], (margin,) * 4, mode="circular")
     parts = torch.stack([kernel.clamp(min=0), kernel.clamp(max=0)])[:, None]

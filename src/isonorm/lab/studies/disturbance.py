@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import isonorm
-from isonorm.analysis import condition_number, snd
+from isonorm.analysis import condition_number, snd, snd_with_error
 
 from .study import Claim
 
@@ -55,7 +55,7 @@ def measure(
             name: {"snd": [], "condition_number": []} for name in names
         }
         for repeat in range(repeats):
-            x = _gaussian(population, d, seed + repeat)
+            x = gaussian(population, d, seed + repeat)
             for name, numbers in found.items():
                 norm = NORMS[name](d)
                 draws = torch.Generator().manual_seed(seed + repeat)
@@ -73,7 +73,7 @@ def measure(
     return rows
 
 
-def _gaussian(population: int, d: int, seed: int) -> Tensor:
+def gaussian(population: int, d: int, seed: int) -> Tensor:
     return torch.randn(population, d, generator=torch.Generator().manual_seed(seed))
 
 
@@ -233,7 +233,7 @@ def run_cloud(
     seed: int = 0,
 ) -> dict[str, Any]:
     """Where BatchNorm puts one point of the plane in many batches."""
-    x = _gaussian(population, 2, seed)
+    x = gaussian(population, 2, seed)
     own = int((x - torch.tensor([1.0, 1.0])).square().sum(1).argmin())  # an ordinary point
     rows = []
     for batch_size in batch_sizes:
@@ -265,4 +265,62 @@ def claims_of_cloud(result: dict[str, Any]) -> list[Claim]:
             f"the point's SND is smaller at batch size {sizes}, by more than three standard errors",
             small["snd"] - large["snd"] > 3 * (small["error"] ** 2 + large["error"] ** 2) ** 0.5,
         )
+    ]
+
+
+# --- a direct estimate ----------------------------------------------------------------------------
+
+
+def run_direct(
+    *,
+    batch_sizes: Sequence[int] = (4, 32, 256),
+    dimension: int = 16,
+    population: int = 60_000,
+    num_samples: int = 800,
+    num_batches: int = 64,
+    direct_batches: int = 400,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """BatchNorm's SND on N(0, I) by ``analysis.snd`` and from its formula with fresh draws, both
+    without the factor √((s − 1)/s).
+    """
+    rows, draws = [], torch.Generator().manual_seed(seed)
+    x = gaussian(population, dimension, seed)
+    for batch_size in batch_sizes:
+        found = snd_with_error(NORMS["batchnorm"](dimension), x, batch_size=batch_size,
+                               num_samples=num_samples, num_batches=num_batches,
+                               generator=draws)  # fmt: skip
+        values = []
+        for point in torch.randn(num_samples, dimension, generator=draws):
+            shape = (direct_batches, batch_size - 1, dimension)
+            others = torch.randn(shape, generator=draws)
+            batch = torch.cat([point.expand(direct_batches, 1, dimension), others], dim=1)
+            y = (point - batch.mean(1)) / (batch.var(1, unbiased=False) + 1e-5).sqrt()
+            values.append((y - y.mean(0)).norm(dim=1).mean().item())
+        rows.append({
+            "batch_size": batch_size,
+            "snd": found.mean / _small_by(num_batches),
+            "error": found.error,
+            "direct": fmean(values) / _small_by(direct_batches),
+            "direct_error": stdev(values) / num_samples**0.5,
+        })  # fmt: skip
+    config = {"dimension": dimension, "population": population, "num_samples": num_samples,
+              "num_batches": num_batches, "direct_batches": direct_batches,
+              "seed": seed}  # fmt: skip
+    return {"config": config, "rows": rows}
+
+
+def _small_by(num_batches: int) -> float:
+    return ((num_batches - 1) / num_batches) ** 0.5
+
+
+def claims_of_direct(result: dict[str, Any]) -> list[Claim]:
+    return [
+        Claim(
+            f"batch size {row['batch_size']}: the two agree within three standard errors of their "
+            "difference",
+            abs(row["snd"] - row["direct"])
+            < 3 * (row["error"] ** 2 + row["direct_error"] ** 2) ** 0.5,
+        )
+        for row in result["rows"]
     ]

@@ -1,27 +1,20 @@
-"""The studies' figures, drawn from their records."""
+"""Figures of the disturbance studies, drawn from their records."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import matplotlib
 import torch
 from matplotlib.figure import Figure
 
 from isonorm.analysis import plots
-from isonorm.analysis.plots.style import STYLE, looks, ramp
+from isonorm.analysis.plots.style import looks, ramp
 
 from . import disturbance
 from .disturbance import ITERNORM, STEPS, TRIO, curve
+from .panels import panels
 
 SHORT = {"batchnorm": "batchnorm", "dbn": "dbn", ITERNORM: "iternorm"}
-
-
-def panels(count: int, title: str, height: float = 3.1) -> tuple[Figure, Any]:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.2 * count, height), layout="constrained")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=8.5, color="0.35")
-        return figure, figure.subplots(1, count, squeeze=False)[0]
 
 
 def _sizes(config: dict[str, Any]) -> str:
@@ -74,10 +67,25 @@ def draw_batches(result: dict[str, Any]) -> Figure:
 
 def draw_cloud(result: dict[str, Any]) -> Figure:
     config = result["config"]
-    population = disturbance._gaussian(config["population"], 2, config["seed"])
+    population = disturbance.gaussian(config["population"], 2, config["seed"])
     title = f"A point x of the plane in {config['num_batches']} batches, normalized by BatchNorm"
     figure, axes = panels(len(result["rows"]), title, height=3.9)
     for ax, row in zip(axes, result["rows"], strict=True):
         plots.cloud(population, result["point"], torch.tensor(row["outputs"]), ax=ax)
         ax.set_title(f"batch size {row['batch_size']}: SND {row['snd']:.2f}")
+    return figure
+
+
+def draw_direct(result: dict[str, Any]) -> Figure:
+    config, rows = result["config"], result["rows"]
+    title = f"BatchNorm, N(0, I) in {config['dimension']} dimensions (band: ± 1 standard error)"
+    figure, (ax,) = panels(1, title)
+    sizes = [row["batch_size"] for row in rows]
+    shown = {
+        "analysis.snd": (sizes, [r["snd"] for r in rows], [r["error"] for r in rows]),
+        "formula, fresh draws": (
+            sizes, [r["direct"] for r in rows], [r["direct_error"] for r in rows],
+        ),
+    }  # fmt: skip
+    plots.sweep(shown, xlabel="batch size", ylabel="SND", ax=ax)
     return figure
