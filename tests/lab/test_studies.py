@@ -30,13 +30,15 @@ SMALL = {
     "snd-batchnorm": dict(
         batch_sizes=(4, 16), dimension=4, population=2000, num_samples=60, direct_batches=200
     ),
-    "dbn2018-fig1": dict(dimensions=(8,), population=1000, num_batches=5),
+    "dbn2018-fig1": dict(dimensions=(16,), population=4000, num_batches=5),
     "dbn2018-fig3": dict(hidden=(32, 24), lrs=(0.5,), steps=10, every=10, seeds=1),
     "dbn2018-section3.5": dict(depth=6, width=8, examples=12, seeds=1),
     "equinorm2018-fig1": dict(kernels=3),
-    "survey2020-criteria": dict(depth=12, width=32, steps=1),
+    "survey2020-criteria": dict(depth=9, width=24, steps=1),
     "survey2020-scales": dict(depth=3, width=6, examples=20),
-    "survey2020-hessian": dict(norms=("iternorm",), hidden=(3,), images=40, samples=10, runs=1, steps=40),
+    "survey2020-hessian": dict(
+        norms=("iternorm",), hidden=(3,), images=40, samples=10, runs=1, steps=40
+    ),
 }  # fmt: skip
 
 
@@ -86,6 +88,17 @@ def test_a_study_by_name(tmp_path):
     assert "holds: positive and negative weights" in result.output
     found = sorted(os.listdir(tmp_path / "here"))
     assert found == ["equinorm2018-fig1.json", "equinorm2018-fig1.png"]
+
+
+def test_figures_are_drawn_anew_from_records(tmp_path):
+    assert command("equinorm2018-fig1", "--out", str(tmp_path)).exit_code == 0
+    record, figure = (tmp_path / f"equinorm2018-fig1.{kind}" for kind in ("json", "png"))
+    before, drawn = record.read_bytes(), figure.read_bytes()
+    figure.unlink()
+    assert command("equinorm2018-fig1", "--redraw", "--out", str(tmp_path)).exit_code == 0
+    assert record.read_bytes() == before and figure.read_bytes() == drawn
+    missing = command("iternorm2019-fig4", "--redraw", "--out", str(tmp_path))
+    assert missing.exit_code == 2 and "run the study without --redraw" in missing.stderr
 
 
 def test_an_unknown_name_is_refused_in_one_sentence(tmp_path):

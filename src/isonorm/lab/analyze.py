@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from datetime import datetime
@@ -33,6 +34,9 @@ def analyze(
         typer.Option("--figures", metavar="FOLDER", help="Where NAME.png goes, if elsewhere."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 1,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Only draw figures, from the records in --out.")
+    ] = False,
 ) -> None:
     """Run studies of what normalizations do: disturbance, conditioning, curvature.
 
@@ -54,6 +58,9 @@ def analyze(
     chosen = list(STUDIES) if "all" in names else names
     failed = False
     for name in chosen:
+        if redraw:
+            _redraw(STUDIES[name], out, figures_in or out)
+            continue
         content, claims = carry_out(STUDIES[name], out, figures_in or out, threads)
         console.print(f"{name}: {content['seconds']:.0f} s, {out / name}.json", highlight=False)
         for claim in claims:
@@ -86,12 +93,24 @@ def carry_out(
         **result,
     }
     out.mkdir(parents=True, exist_ok=True)
-    figures_in.mkdir(parents=True, exist_ok=True)
     records.write_json(out / f"{study.name}.json", content)
+    _draw(study, result, figures_in)
+    return content, claims
+
+
+def _draw(study: Study, result: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
         figure = study.draw(result)
-    figures.save(figure, figures_in, study.name, kinds=("png",), dpi=110)
-    return content, claims
+    figures.save(figure, folder, study.name, kinds=("png",), dpi=110)
+
+
+def _redraw(study: Study, out: Path, folder: Path) -> None:
+    record = out / f"{study.name}.json"
+    if not record.exists():
+        typer.echo(f"isonorm: there is no {record}: run the study without --redraw.", err=True)
+        raise typer.Exit(2)
+    _draw(study, json.loads(record.read_text(encoding="utf-8")), folder)
 
 
 def _listing() -> Table:

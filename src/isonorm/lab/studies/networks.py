@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 import isonorm
@@ -85,6 +86,7 @@ def draw_scales(result: dict[str, Any]) -> Figure:
             ax.plot(range(1, len(own) + 1), own, label=norm, color=colour, linestyle=dashes,
                     marker="o", markersize=3)  # fmt: skip
         ax.set_yscale("log", base=2)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xlabel("layer")
         ax.set_title(text)
     axes[0].legend(handlelength=3, fontsize=8)
