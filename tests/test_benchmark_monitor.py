@@ -20,7 +20,20 @@ def test_the_record_holds_what_it_takes_to_judge(tmp_path, capsys):
     path = tmp_path / "monitor.json"
     threads = torch.get_num_threads()
     try:
-        monitor.main(["--batch-size", "4", "--rounds", "1", "--threads", "1", "--out", str(path)])
+        monitor.main(
+            [
+                "--batch-size",
+                "2",
+                "--norm",
+                "batchnorm",
+                "--rounds",
+                "1",
+                "--threads",
+                "1",
+                "--out",
+                str(path),
+            ]
+        )
     finally:
         torch.set_num_threads(threads)
     record = json.loads(path.read_text())
