@@ -96,10 +96,10 @@ def claims(result: dict[str, Any]) -> list[Claim]:
 def draw(result: dict[str, Any]) -> Figure:
     config = result["config"]
     title = (
-        f"Hessian at initialization, in training mode; digits, MLP {config['hidden']}, "
-        f"{config['images']} images"
+        f"Hessian at initialization, in training mode; "
+        f"{config['images']} digits, MLP {config['hidden']}"
     )
-    figure, (ax,) = panels(1, title)
+    figure, (ax,) = panels(1, title, width=5.2)
     densities = {
         row["norm"]: Density(
             torch.tensor(row["density"]["grid"]), torch.tensor(row["density"]["density"]),
