@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _RUNNING = ("running_", "num_batches_tracked")
@@ -72,6 +73,16 @@ def training_mode(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Whatever is random inside the block follows from the seed; torch's generators stay as they
+    were.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -91,8 +91,8 @@ def layer_conditioning(
     """The conditioning of each layer's input or output while the model sees ``inputs``.
 
     >>> import isonorm
-    >>> model = nn.Sequential(nn.Linear(8, 8), isonorm.DBN(8), nn.ReLU())
-    >>> found = layer_conditioning(model, torch.randn(500, 8))
+    >>> model = nn.Sequential(nn.BatchNorm1d(8), isonorm.DBN(8), nn.ReLU())
+    >>> found = layer_conditioning(model, torch.randn(500, 8).cumsum(1))  # correlated channels
     >>> found["1"].condition_number < 1.2 < 5 < found["0"].condition_number
     True
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._state import observed
+from ._state import observed, seeded
 
 if TYPE_CHECKING:
     from hessian_eigenthings import CurvatureOperator
@@ -94,8 +94,7 @@ def curvature_operator(
     device = next(model.parameters()).device
 
     def forward(module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+        with seeded(seed, device):
             return module(batch[0])
 
     def of_output(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:

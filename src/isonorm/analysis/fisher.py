@@ -106,8 +106,8 @@ def fisher_condition(
     """The condition number of the last layer's relative Fisher information (DBN Fig. 3): over the
     (K − 1)·d directions where a softmax's is not singular anyway; infinite with a dead feature.
 
-    >>> model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
-    >>> 1 < fisher_condition(model, torch.randn(500, 6)) < 1e4
+    >>> model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+    >>> 1 < fisher_condition(model, torch.randn(500, 8)) < 1e6
     True
     """
     return condition_of(fisher_spectrum(model, inputs, layer=layer, bias=bias))
@@ -139,7 +139,7 @@ def fisher_factors(
     Without ``labels`` they are drawn from the model's own softmax, which makes it the Fisher
     information; with them it is the empirical one. Positions of a convolution's maps count as
     samples, and its features are channels. Gradients are those of one example's loss (the mean's,
-    times N).
+    times N). ``generator``, of the model's device, makes the draws reproducible.
 
     >>> model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     >>> found = fisher_factors(model, torch.randn(50, 6))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ._layers import Layers, call, is_weighted, select_layers, tensor_of
-from ._state import set_aside_running_statistics
+from ._state import seeded, set_aside_running_statistics
 
 
 class ScaleFactors(NamedTuple):
@@ -134,8 +134,8 @@ def _measure(model, inputs, chosen, weights, loss) -> dict[str, tuple[Tensor, ..
 
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.random.fork_rng())
-        torch.manual_seed(0)  # dropout and the linear loss, alike before and after
+        # dropout and the linear loss, alike before and after
+        stack.enter_context(seeded(0, next(iter(weights.values())).device))
         for name, module in chosen.items():
             stack.callback(module.register_forward_hook(hook(name)).remove)
         for weight in weights.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import curvature, disturbance, fisher, illustrations, networks
+from . import criteria, curvature, disturbance, fisher, illustrations, networks, samples
 from . import disturbance_figures as figures
 from .study import Claim as Claim
 from .study import Study as Study
@@ -22,7 +22,7 @@ _STUDIES = (
     Study(
         "iternorm2019-fig2",
         "One sample's disturbance by BatchNorm, at two batch sizes",
-        disturbance.run_cloud, disturbance.claims_of_cloud, figures.draw_cloud,
+        samples.run_cloud, samples.claims_of_cloud, figures.draw_cloud,
     ),
     Study(
         "iternorm2019-fig4",
@@ -42,7 +42,7 @@ _STUDIES = (
     Study(
         "snd-batchnorm",
         "BatchNorm's disturbance, estimated and from its formula",
-        disturbance.run_direct, disturbance.claims_of_direct, figures.draw_direct,
+        samples.run_direct, samples.claims_of_direct, figures.draw_direct,
     ),
     Study(
         "dbn2018-fig1",
@@ -67,7 +67,7 @@ _STUDIES = (
     Study(
         "survey2020-criteria",
         "Layer-wise Fisher factors for three initializations, before and during training",
-        fisher.run_layers, fisher.claims_of_layers, fisher.draw_layers,
+        criteria.run_layers, criteria.claims_of_layers, criteria.draw_layers,
     ),
     Study(
         "survey2020-scales",
