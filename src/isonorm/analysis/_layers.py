@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from ..layers import Normalize
+from ..weights import EquiLinear
 from ._state import undisturbed
 
 #: Which layers: names, a shell pattern, a function of name and module, or None for a default.
@@ -20,7 +21,7 @@ Layers = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 Result = TypeVar("Result")
 
 _NORMS = (Normalize, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
-_WEIGHTED = (nn.Linear, _ConvNd)
+_WEIGHTED = (nn.Linear, EquiLinear, _ConvNd)  # _ConvNd: EquiConv*d, too
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -28,7 +29,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def is_weighted(module: nn.Module) -> bool:
-    """Whether a module is linear in its weight: a linear layer or a convolution."""
+    """Whether a module is a linear layer or a convolution."""
     return isinstance(module, _WEIGHTED)
 
 
