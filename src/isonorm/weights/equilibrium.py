@@ -81,15 +81,13 @@ def equilibrium(w: Tensor, v: Tensor, *, groups: int = 1, single_pass: bool = Fa
         w = w.reshape(d, c, K).to(dtype)
         v = _usable(v.to(dtype).view(groups, 1, c)).expand(groups, d // groups, c).reshape(d, c)
 
-        w_dc = w.sum(-1)
+        w_dc, w_plus = w.sum(-1), w.relu().sum(-1)
         b = -(v * w_dc).sum(-1) / (K * v.sum(-1))
         if single_pass:
             n = (w > 0).sum(-1)
-            w_plus = w.clamp(min=0).sum(-1)
             positive = (v * (w_plus + b[:, None] * n)).sum(-1)
         else:
-            w_plus = w.clamp(min=0).sum(-1)
-            positive = (v * (w + b[:, None, None]).clamp(min=0).sum(-1)).sum(-1)
+            positive = (v * (w + b[:, None, None]).relu().sum(-1)).sum(-1)
         magnitude = (v.abs() * (2 * w_plus - w_dc + K * b[:, None].abs())).sum(-1)
         return Equilibrium(1 / _nonzero(positive, magnitude), b)
 
