@@ -10,15 +10,12 @@ from torch.nn.utils import parametrize
 
 from . import merge
 from .maps import EvalMap, has_forward_of, is_lazy, own_forward, wide
+from .report import Refused
 from .tracing import has_hooks
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
-
-
-class Refused(Exception):
-    """Why a norm is not merged into a layer, as the end of a sentence about the norm."""
 
 
 def merge_after(layer: nn.Module, norm: EvalMap, name: str) -> None:
@@ -38,8 +35,8 @@ def merge_before(layer: nn.Module, norm: EvalMap, name: str, *, flattened: bool)
     ``flattened``: (N, C, *) becomes (N, C·S) in between, so each channel meets S columns.
     """
     groups, channels = _check(layer, name), _channels(layer, out=False)
-    positions = channels // len(norm.c) if flattened else 1
-    _check_channels(norm, channels // positions, groups, name)
+    positions = max(channels // len(norm.c), 1) if flattened else 1
+    _check_channels(norm, channels, groups, name, positions)
     if not _meets_every_tap(layer) and (norm.c.is_meta or bool(norm.c.any())):
         edge = "is transposed" if isinstance(layer, _ConvTransposeNd) else "pads with zeros"
         raise Refused(f"{name!r} {edge}, and a shift before that is not a bias after it")
@@ -72,9 +69,11 @@ def _channels(layer: nn.Module, *, out: bool) -> int:
     return layer.out_channels if out else layer.in_channels
 
 
-def _check_channels(norm: EvalMap, channels: int, groups: int, name: str) -> None:
-    if channels != len(norm.c):
-        raise Refused(f"{name!r} has {channels} channels there, not {len(norm.c)}")
+def _check_channels(
+    norm: EvalMap, channels: int, groups: int, name: str, positions: int = 1
+) -> None:
+    if channels != len(norm.c) * positions:
+        raise Refused(f"{name!r} has {channels} channels there, not {len(norm.c) * positions}")
     size = norm.A.shape[-1]
     if not merge.fits(size, channels, groups):
         raise Refused(

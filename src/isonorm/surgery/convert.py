@@ -12,8 +12,8 @@ from ..layers import BatchNorm, Normalize
 from ..statistics import resolve_group
 from .activations import Fusion, following
 from .pairs import convert_pairs
-from .report import Change, Conversion, Left, short
-from .sources import Refused, Source, read
+from .report import Change, Conversion, Left, Refused, short
+from .sources import Source, read
 from .transplant import FUSIBLE, Graft, graft
 from .tree import Changes, Hung, tied_parameters
 from .where import Where, norms_of, select

@@ -6,18 +6,21 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from ..layers.fixed import Merged
 from . import graph
-from .absorb import LAYERS, Refused, merge_after, merge_before
+from .absorb import LAYERS, merge_after, merge_before
 from .fates import Fate, FoldReport
 from .graph import FLATTEN, Links, Untraceable
-from .maps import EvalMap, NoMap, eval_map, is_norm
+from .maps import EvalMap, eval_map, is_norm
+from .report import Refused
 from .tracing import has_hooks
+from .tree import KEPT_ASIDE, kept_aside
 
-#: Functions that leave their arguments as they are, and share no memory with them.
-READERS = {"<add>", "<sub>", "<mul>", "<cat>", "<output>"}
+#: Functions that write to nothing that was there before.
+READERS = {"<add>", "<sub>", "<mul>", "<cat>", "<getitem>", FLATTEN}
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -44,10 +47,11 @@ def fold(model: Model) -> Model:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"fold expected a torch.nn.Module; got {type(model).__name__}.")
-    if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-        return fold(inner)  # type: ignore[return-value]: what torch.compile wraps
-    uncopied = {id(g): g for m in model.modules() if (g := getattr(m, "process_group", None))}
-    folding = _Folding(copy.deepcopy(model, uncopied).eval())
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("a scripted model cannot be folded: fold it, then script it.")
+    if inner := _wrapped(model):
+        return fold(inner)  # type: ignore[return-value]
+    folding = _Folding(copy.deepcopy(model, graph.uncopied(model)).eval())
     folding.run()
     folding.model.fold_report = folding.report()  # type: ignore[assignment]
     return folding.model  # type: ignore[return-value]
@@ -82,7 +86,8 @@ class _Folding:
                 why = f"nothing is merged across modules, since {failure}"
         self._find_maps(links)
         if links is not None:
-            order = [name for name in links.order if name in self.maps]
+            seen = [name for name in links.order if not links.unseen(name)]
+            order = [name for name in seen if name in self.maps]
             behind = self._try(order, lambda name: self._into_previous(name, links))
             ahead = self._try(order[::-1], lambda name: self._into_next(name, links))
         for name, norm in list(self.maps.items()):
@@ -113,21 +118,21 @@ class _Folding:
             self._settle(name, "merged", plain, into=f"a {type(plain).__name__}")
 
     def _find_maps(self, links: Links | None) -> None:
-        loose = _loosely_held(self.model)
+        aside = kept_aside(self.model)
         for name, module in self.modules.items():
             if not is_norm(module):
                 continue
             try:
                 if has_hooks(module):
-                    raise NoMap("it has hooks, which see or change what it computes")
-                if module in loose:
-                    raise NoMap("it is also kept in a list or dict, where it cannot be replaced")
+                    raise Refused("it has hooks, which see or change what it computes")
+                if module in aside:
+                    raise Refused(KEPT_ASIDE)
                 if links is not None and not links.calls(name) and not links.unseen(name):
-                    raise NoMap("it is not called in eval")
+                    raise Refused("it is not called in eval")
                 if links is not None and any(map(links.reads, module.parameters())):
-                    raise NoMap("its parameters are also used by themselves")
+                    raise Refused("its parameters are also used by themselves")
                 self.maps[name] = eval_map(module)
-            except NoMap as reason:
+            except Refused as reason:
                 self._settle(name, "left", None, note=str(reason))
 
     def _into_previous(self, name: str, links: Links) -> None:
@@ -157,8 +162,9 @@ class _Folding:
         if flattened and not _is_linear(self.modules[layer]):
             raise Refused(f"it is flattened before {layer!r}")
         # From now on the layer reads the tensor itself, later than the norm did.
-        if writers := [user for user in links.beside(name) if not self._only_reads(user)]:
-            raise Refused(f"its input is also used by {_names(writers)}, perhaps in place")
+        meanwhile = links.meanwhile(name, passes)
+        if writers := [label for label in meanwhile if not self._only_reads(label)]:
+            raise Refused(f"{_names(writers)} runs between it and {layer!r}, perhaps in place")
         note = self._untied(layer)
         merge_before(self.modules[layer], self.maps[name], layer, flattened=flattened)
         self.passing.add(name)
@@ -196,13 +202,13 @@ class _Folding:
         flat = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
         return flat or name == FLATTEN
 
-    def _only_reads(self, user: str) -> bool:
-        module = self.modules.get(user)
-        return (
-            user in READERS
-            or isinstance(module, LAYERS)
-            or (module is not None and is_norm(module))
-        )
+    def _only_reads(self, label: str) -> bool:
+        module = self.modules.get(label)
+        if module is None or has_hooks(module):
+            return label in READERS
+        torchs = type(module).__module__.startswith("torch.nn.modules")
+        writes = getattr(module, "inplace", False)
+        return isinstance(module, LAYERS) or is_norm(module) or (torchs and not writes)
 
     def _place(self, layer: str, act: nn.Module | None, flattened: bool = False) -> Merged:
         size = getattr(self.modules[layer], "kernel_size", ())
@@ -225,6 +231,14 @@ class _Folding:
                     setattr(parent, key, new)
 
 
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    """The model inside torch.compile's wrapper, or one of those for many devices."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return model.module
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
 def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear)
 
@@ -232,17 +246,6 @@ def _is_linear(layer: nn.Module) -> bool:
 def _normalizes_weights(module: nn.Module) -> bool:
     ours = any(kind.__module__.startswith("isonorm.weights") for kind in type(module).__mro__)
     return ours and hasattr(module, "fuse")
-
-
-def _loosely_held(model: nn.Module) -> set[nn.Module]:
-    """Modules that another one keeps in a plain list, tuple, set or dict, too."""
-    found: set[nn.Module] = set()
-    for module in model.modules():
-        for key, value in vars(module).items():
-            if key != "_modules" and isinstance(value, list | tuple | set | dict):
-                held = value.values() if isinstance(value, dict) else value
-                found |= {item for item in held if isinstance(item, nn.Module)}
-    return found
 
 
 def _names(names: Iterable[str]) -> str:

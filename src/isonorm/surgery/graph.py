@@ -42,6 +42,7 @@ class Links:
 
     def __init__(self, graph: Graph, model: nn.Module, opaque: dict[str, str]) -> None:
         self.opaque = opaque
+        self._nodes = list(graph.nodes)
         self._calls: dict[str, list[Node]] = {}
         for node in graph.nodes:
             if node.op == "call_module":
@@ -112,16 +113,23 @@ class Links:
                     found += uses
         return tuple(dict.fromkeys(found))
 
-    def beside(self, name: str) -> tuple[str, ...]:
-        """What else uses the tensors that are a module's first input, over all its calls."""
+    def meanwhile(self, name: str, through: Callable[[str], bool]) -> tuple[str, ...]:
+        """What runs between a call of a module and the last use of its output, over all calls.
+
+        ``through`` names modules and labels whose output is that of the module.
+        """
         found: list[str] = []
         for call in self._calls.get(name, ()):
-            source = self._first_input(call)
-            if source is None:
-                continue
-            for user in source.users:
-                if user.target != name and not _reads_shape_only(user):
-                    found += self._uses(user, source)
+            outputs, last = [call], 0
+            while outputs:
+                for user in outputs.pop().users:
+                    last = max(last, self._nodes.index(user))
+                    if through(_label(user)):
+                        outputs.append(user)
+            for node in self._nodes[self._nodes.index(call) + 1 : last]:
+                computes = node.op not in ("placeholder", "get_attr")
+                if computes and not _reads_shape_only(node) and not through(_label(node)):
+                    found.append(_label(node))
         return tuple(dict.fromkeys(found))
 
     def arguments(self, name: str) -> tuple[str, ...]:
@@ -167,7 +175,7 @@ def read(model: nn.Module) -> Links:
     """
     if "forward" in vars(model):
         raise Untraceable("its forward was replaced on the object, so its class does not tell it")
-    memo = {id(parameter): parameter for parameter in model.parameters()}
+    memo = uncopied(model) | {id(parameter): parameter for parameter in model.parameters()}
     tracer = LayerTracer()
     try:
         subject = copy.deepcopy(model, memo)  # type: ignore[arg-type]
@@ -177,6 +185,12 @@ def read(model: nn.Module) -> Links:
             f"{type(model).__name__}.forward cannot be followed: {brief(error)}"
         ) from error
     return Links(graph, model, tracer.opaque)
+
+
+def uncopied(model: nn.Module) -> dict[int, Any]:
+    """A memo for ``copy.deepcopy`` by which a copy has the model's process groups themselves."""
+    groups = (getattr(module, "process_group", None) for module in model.modules())
+    return {id(group): group for group in groups if group}
 
 
 def _inputs(node: Node) -> list[Node]:

@@ -13,14 +13,13 @@ from torch.nn.parameter import is_lazy as is_lazy_tensor
 from ..layers.fixed import FixedMap, activation
 from ..layers.normalize import Normalize
 from ..layers.running import RunningTransform
+from .report import Refused
 
 NORMS = (RunningTransform, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 OWN_STATISTICS = "it normalizes every example by its own statistics"
 
-
-class NoMap(Exception):
-    """Why a norm has no fixed map in eval, as the end of a sentence about it."""
+MAYBE_NO_BATCH = "InstanceNorm's inputs may lack the batch axis, so its channels may be the first"
 
 
 class EvalMap(NamedTuple):
@@ -40,24 +39,25 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def eval_map(norm: nn.Module) -> EvalMap:
-    """The map of a norm in eval, derived in float64. Raises ``NoMap`` where there is none."""
+    """The map of a norm in eval, derived in float64. Raises ``Refused`` where there is none."""
     if is_lazy(norm):
-        raise NoMap("it is lazy and has not seen an input yet")
+        raise Refused("it is lazy and has not seen an input yet")
     if isinstance(norm, RunningTransform):
         if not norm.area.spans_batch:
-            raise NoMap(OWN_STATISTICS)
+            raise Refused(OWN_STATISTICS)
         if norm.running_mean is not None:
             return _of_layer(norm)
     elif not isinstance(norm, _BatchNorm):
-        raise NoMap(OWN_STATISTICS)
+        tracks = getattr(norm, "running_mean", None) is not None
+        raise Refused(MAYBE_NO_BATCH if tracks else OWN_STATISTICS)
     elif norm.running_mean is not None and norm.running_var is not None:
         return _of_batchnorm(norm, norm.running_mean, norm.running_var)
-    raise NoMap("it keeps no running statistics, so every batch is normalized by its own")
+    raise Refused("it keeps no running statistics, so every batch is normalized by its own")
 
 
 def _of_layer(norm: RunningTransform) -> EvalMap:
     if not isinstance(norm, Normalize) or not has_forward_of(norm, Normalize):
-        raise NoMap(own_forward(norm))
+        raise Refused(own_forward(norm))
     own = next(norm.parameters(), norm.running_mean)
     assert own is not None
     A, c = copy.deepcopy(norm).to(_bench(own), torch.float64).inference_map()
@@ -81,7 +81,7 @@ def _what_follows(norm: _BatchNorm) -> nn.Module | None:
     """The ``drop`` and ``act`` of timm's BatchNormAct2d, which runs them last."""
     drop, act = getattr(norm, "drop", None), getattr(norm, "act", None)
     if not isinstance(drop, nn.Module) or not isinstance(act, nn.Module):
-        raise NoMap(own_forward(norm))
+        raise Refused(own_forward(norm))
     then = [module for module in (drop, act) if not isinstance(module, nn.Identity)]
     return nn.Sequential(*then) if len(then) > 1 else then[0] if then else None
 

@@ -11,8 +11,8 @@ from ..weights import equinorm_from_pair
 from .freezing import is_frozen
 from .graph import Links, Untraceable
 from .graph import read as read_graph
-from .report import Change, Conversion, Left, short
-from .sources import Refused, read
+from .report import Change, Conversion, Left, Refused, short
+from .sources import read
 from .transplant import NormDropAct, has_any_hooks
 from .tree import Changes, Hung, modules_of, tied_parameters
 from .where import Where, norms_of, select

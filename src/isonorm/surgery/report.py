@@ -13,6 +13,10 @@ def is_same(deviation: float | None) -> bool:
     return deviation is not None and deviation < 1e-8
 
 
+class Refused(Exception):
+    """Why a module is left as it is, as the end of a sentence that begins with its name."""
+
+
 class Change(NamedTuple):
     """A norm that was replaced. ``deviation`` is the part of its eval output, in the mean square
     over data with its running statistics, that is now different; None where nobody can say.

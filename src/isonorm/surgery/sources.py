@@ -17,13 +17,10 @@ from torch.nn.utils.parametrize import is_parametrized
 from .. import area as areas
 from ..layers import Normalize
 from .maps import has_forward_of, is_lazy, own_forward
+from .report import Refused
 
 #: torch's norms whose channels are in dimension 1.
 CHANNEL_NORMS = _BatchNorm | _InstanceNorm | nn.GroupNorm
-
-
-class Refused(Exception):
-    """Why a module is left as it is, as the end of a sentence that begins with its name."""
 
 
 class Source(NamedTuple):

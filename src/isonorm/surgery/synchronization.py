@@ -9,8 +9,8 @@ from .. import functional
 from ..layers import Normalize
 from ..statistics import group_name, resolve_group
 from .convert import replace_norms
-from .report import Change, Conversion, Left, short
-from .sources import Refused, Source
+from .report import Change, Conversion, Left, Refused, short
+from .sources import Source
 from .tree import modules_of
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from .. import functional
 from ..layers import Normalize
 from .freezing import freeze_one, is_frozen
-from .sources import CHANNEL_NORMS, Refused, Source, place_of, read
+from .report import Refused
+from .sources import CHANNEL_NORMS, Source, place_of, read
 from .tree import KeepsKeys
 from .warmstart import Start, warm_start
 

@@ -12,6 +12,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+#: What the report says of a module that is ``kept_aside``.
+KEPT_ASIDE = "it is also kept in a list or dict, where it cannot be replaced"
+
 
 class Place(NamedTuple):
     parent: nn.Module
@@ -62,6 +65,19 @@ def check_changeable(model: nn.Module) -> None:
                 "DistributedDataParallel keeps a list of the buffers it was made with: change the "
                 "model first, then wrap it."
             )
+
+
+def kept_aside(model: nn.Module) -> set[nn.Module]:
+    """Modules that another one keeps in a plain list, tuple, set or dict, too, where a change to
+    the tree would not reach them.
+    """
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if key != "_modules" and isinstance(value, list | tuple | set | dict):
+                held = value.values() if isinstance(value, dict) else value
+                found |= {item for item in held if isinstance(item, nn.Module)}
+    return found
 
 
 def tied_parameters(model: nn.Module) -> set[int]:

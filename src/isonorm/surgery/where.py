@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from .report import short
-from .sources import Refused, looks_like_a_norm, read
+from .report import Refused, short
+from .sources import looks_like_a_norm, read
 from .tree import Hung, check_changeable, modules_of, nearest
 
 Where = str | Callable[[str, nn.Module], bool]

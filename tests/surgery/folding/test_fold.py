@@ -88,7 +88,21 @@ class TestWhereANormCannotBeMerged:
             return m.conv(y) + x[:, :, 1:-1, 1:-1]
 
         fate = fate_of(same(Net(forward, norm=make(), conv=conv(0)), x), "norm")
-        assert fate.became == "convolution" and "perhaps in place" in fate.note
+        assert fate.became == "convolution" and "<relu_> runs between" in fate.note
+
+    @pytest.mark.parametrize(
+        "alias", [lambda m, x: m.drop(x), lambda m, x: x[:], lambda m, x: x.view(x.shape)]
+    )
+    def test_when_its_input_changes_under_another_name(self, make, alias, same, x):
+        def forward(m, x):
+            x = x + 0
+            y = m.norm(alias(m, x))
+            x.relu_()
+            return m.conv(y) + x[:, :, 1:-1, 1:-1]
+
+        net = Net(forward, norm=make(), conv=conv(0), drop=nn.Dropout())
+        fate = fate_of(same(net, x), "norm")
+        assert fate.became == "convolution" and "<relu_> runs between" in fate.note
 
     def test_when_the_convolution_has_hooks(self, make, same, x):
         model = nn.Sequential(conv(), make())
@@ -143,6 +157,25 @@ def test_a_norm_with_two_names_is_replaced_under_both(same, x):
     assert isinstance(folded.other, Merged) and folded.norm is folded.other
 
 
+def test_a_norm_that_is_also_inside_what_cannot_be_followed(same, x):
+    class Branching(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x):
+            return self.norm(x) if x.mean() > -1e9 else x
+
+    shared = norm()
+    net = Net(
+        lambda m, x: m.inside(F.relu(m.norm(m.conv(x)))),
+        conv=conv(), norm=shared, inside=Branching(shared),
+    )  # fmt: skip
+    folded = same(net, x)
+    assert fate_of(folded, "norm").became == "convolution"
+    assert "it lies inside 'inside'" in fate_of(folded, "norm").note
+
+
 def test_tied_weights_are_untied_where_one_is_merged(same, x):
     a, b = conv(), conv()
     b.weight = a.weight
@@ -177,11 +210,19 @@ def test_dead_branches_are_left(same, x):
     [
         (lambda: nn.GroupNorm(2, 4), "every example by its own"),
         (lambda: nn.InstanceNorm2d(4), "every example by its own"),
+        (lambda: nn.InstanceNorm2d(4, track_running_stats=True), "may lack the batch axis"),
         (lambda: isonorm.GroupWhitening(4, num_groups=2), "every example by its own"),
         (lambda: isonorm.IterNorm(4, track_running_stats=False), "no running statistics"),
         (lambda: nn.BatchNorm2d(4, track_running_stats=False), "no running statistics"),
     ],
-    ids=["group", "instance", "groupwhitening", "iternorm-untracked", "torch-untracked"],
+    ids=[
+        "group",
+        "instance",
+        "instance-tracked",
+        "groupwhitening",
+        "iternorm-untracked",
+        "torch-untracked",
+    ],
 )
 def test_norms_without_a_fixed_map_are_left(make, why, same, x):
     folded = same(nn.Sequential(conv(), make()), x)
@@ -285,6 +326,42 @@ def test_of_a_compiled_model_the_original_is_folded():
     assert type(isonorm.fold(torch.compile(model))) is nn.Sequential
 
 
+def test_of_a_model_wrapped_for_many_devices_the_model_is_folded():
+    model = nn.Sequential(conv(), norm())
+    folded = isonorm.fold(nn.DataParallel(model))
+    assert type(folded) is nn.Sequential and folded.fold_report.which("merged") == ["1"]
+    distributed = object.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(distributed)
+    distributed.module = model
+    assert isonorm.fold(distributed).fold_report.which("merged") == ["1"]
+
+
+class Group:
+    """Like a process group, it cannot be copied."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot pickle 'ProcessGroup' object")
+
+
+def test_process_groups_are_not_copied():
+    model = nn.Sequential(conv(), nn.SyncBatchNorm(4), nn.ReLU())
+    model[1].process_group = Group()
+    assert isonorm.fold(model).fold_report.which("merged") == ["1"]
+
+
+def test_a_flatten_that_does_not_fit_is_no_reason_to_fail():
+    """Such a model fails in its forward; what it says there is more than fold could."""
+    for features in (3, 10):
+        folded = isonorm.fold(nn.Sequential(norm(), nn.Flatten(), nn.Linear(features, 2)))
+        assert f"'2' has {features} channels there" in fate_of(folded, "0").note
+
+
 def test_only_modules_are_folded():
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module; got function"):
         isonorm.fold(lambda x: x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_model_is_refused():
+    with pytest.raises(TypeError, match="fold it, then script it"):
+        isonorm.fold(torch.jit.script(nn.Sequential(conv(), nn.BatchNorm2d(4))))

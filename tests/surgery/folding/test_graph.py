@@ -61,7 +61,8 @@ def test_neighbours_and_calls():
     assert links.before("head") == (graph.FLATTEN,)
     assert links.after("head") == ("<output>",)
     assert links.before("head", through=lambda name: name == graph.FLATTEN) == ("<mean>",)
-    assert links.beside("block.conv") == ("<argument of block.norm>",)
+    assert links.meanwhile("block.conv", through=lambda name: False) == ()
+    assert links.meanwhile("stem", through=lambda name: False) == ("block.conv",)
 
 
 def test_what_cannot_be_followed_is_one_call_and_says_why():
