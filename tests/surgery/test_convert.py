@@ -207,6 +207,17 @@ def test_a_synchronized_layer_goes_back_to_a_synchronized_one():
     assert type(model[0]) is nn.SyncBatchNorm
 
 
+@pytest.mark.parametrize(
+    "source", [nn.InstanceNorm2d, partial(nn.BatchNorm2d, affine=False, track_running_stats=False)]
+)
+def test_a_source_without_tensors_gets_the_place_of_its_surroundings(source):
+    for place in ({"dtype": torch.float64}, {"device": "meta"}):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(source(8))).to(**place)
+        isonorm.convert(model, "iternorm")
+        weight = model[1][0].weight
+        assert (weight.dtype, weight.device) == (model[0].weight.dtype, model[0].weight.device)
+
+
 def test_on_the_meta_device():
     model = nn.Sequential(nn.BatchNorm2d(70, device="meta"))
     weight = model[0].weight
@@ -288,6 +299,10 @@ def test_a_where_that_selects_nothing(where, error, words):
 # --- what is left ---------------------------------------------------------------------------------
 
 
+def parametrized(norm: nn.Module) -> nn.Module:
+    return nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus(), unsafe=True)
+
+
 @pytest.mark.parametrize(
     ("norm", "reason"),
     [
@@ -295,14 +310,11 @@ def test_a_where_that_selects_nothing(where, error, words):
         (nn.LazyBatchNorm2d(), "lazy"),
         (nn.LocalResponseNorm(2), "not a norm that can be read"),
         (Peculiar(4), "forward of its own"),
-        (nn.utils.parametrizations.weight_norm(nn.GroupNorm(1, 4), dim=0), "parametrized"),
+        (parametrized(nn.GroupNorm(1, 4)), "parametrized"),
     ],
     ids=["layer", "lazy", "response", "peculiar", "parametrized"],
 )
 def test_what_is_refused_is_reported(norm, reason):
-    if isinstance(norm, nn.GroupNorm):
-        norm = nn.GroupNorm(1, 4)
-        nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus(), unsafe=True)
     model = nn.Sequential(norm, nn.BatchNorm2d(4))
     report = isonorm.convert(model, "iternorm")
     (left,) = report.left
@@ -316,6 +328,16 @@ def test_tied_parameters_are_not_torn_apart():
     model = nn.Sequential(a, b)
     report = isonorm.convert(model, "iternorm")
     assert not report.changed and all("shared" in row.reason for row in report.left)
+
+
+@pytest.mark.parametrize("to", ["iternorm", "equinorm"])
+def test_a_norm_that_is_also_kept_in_a_list_is_left(to, images):
+    """The list would go on with the old one."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    model.layers = [model[1]]
+    norm = model[1]
+    report = isonorm.convert(model, to)
+    assert "kept in a list" in report.left[0].reason and model[1] is norm
 
 
 def test_statistics_that_are_not_finite_do_not_reach_gamma():
@@ -336,6 +358,9 @@ def test_the_model_itself_cannot_be_replaced():
         isonorm.convert(nn.BatchNorm2d(3), "iternorm")
 
 
+EIGHT = isonorm.IterNorm(8)
+
+
 @pytest.mark.parametrize(
     ("to", "error", "words"),
     [
@@ -344,6 +369,10 @@ def test_the_model_itself_cannot_be_replaced():
         (3, TypeError, "a name, a class or a factory"),
         (lambda c: None, TypeError, "must return a torch.nn.Module"),
         (lambda c: isonorm.GroupNorm(c, num_groups=3), ValueError, "cannot replace 'bn1'.*divide"),
+        (lambda c: isonorm.IterNorm(c + 1), ValueError, "cannot replace 'bn1'.*made for 9.*has 8"),
+        (lambda c: nn.GroupNorm(1, c + 1), ValueError, "cannot replace 'bn1'.*made for 9.*has 8"),
+        (nn.LayerNorm, TypeError, "cannot replace 'bn1'.*are last.*isonorm.LayerNorm"),
+        (lambda c: EIGHT, ValueError, "the same layer twice"),
     ],
 )
 def test_bad_targets(to, error, words):
@@ -353,11 +382,13 @@ def test_bad_targets(to, error, words):
     assert type(model.bn1) is nn.BatchNorm2d
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_wrapped_and_scripted_models_are_refused(monkeypatch):
-    model = Residual()
+    with pytest.raises(TypeError, match="change it, then script it"):
+        isonorm.convert(torch.jit.script(nn.Sequential(nn.BatchNorm2d(3))), "iternorm")
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Residual)
     with pytest.raises(TypeError, match="change the model first, then wrap it"):
-        isonorm.convert(nn.Sequential(model), "iternorm")
+        isonorm.convert(nn.Sequential(Residual()), "iternorm")
 
 
 def test_an_error_leaves_the_model_as_it_was(images):
@@ -463,6 +494,39 @@ def test_fusing_where_modules_are_reused(images, kind, fused, words):
     (change,) = isonorm.convert(model, "iternorm", fuse_act=True).changed
     assert (model.norm.act == "silu") == fused and words in change.note
     torch.testing.assert_close(model(images), expected)
+
+
+class Auxiliary(Reused):
+    """Another output in training, of what the activation reads."""
+
+    def forward(self, x):
+        y = self.norm(x)
+        return (self.act(y), self.conv(y)) if self.training else self.act(y)
+
+
+class InTraining(Reused):
+    """Called in training alone."""
+
+    def forward(self, x):
+        return self.act(self.norm(x)) if self.training else x
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_fusing_minds_training_and_eval(images, training):
+    model = Auxiliary().train(training)
+    (change,) = isonorm.convert(model, "iternorm", fuse_act=True).changed
+    assert model.norm.act is None and "followed by" in change.note
+
+    model = InTraining().train(training)
+    isonorm.convert(model, "iternorm", fuse_act=True)
+    assert model.norm.act == "silu" and model.training == training
+
+
+def test_an_activation_that_is_also_kept_in_a_list_is_not_fused(images):
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
+    model.activations = [model[1]]
+    (change,) = isonorm.convert(model, "iternorm", fuse_act=True).changed
+    assert model[0].act is None and "kept in a list" in change.note
 
 
 @pytest.mark.parametrize("hooked", [0, 1])

@@ -107,3 +107,28 @@ def test_exported(x):
     isonorm.insert(model, "3", isonorm.IterNorm(8))
     expected = model.eval()(x)
     torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
+
+
+def test_a_norm_goes_where_the_surroundings_are_of_a_module_without_tensors():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).double()
+    assert isonorm.insert(model, "1", isonorm.IterNorm(8)).norm.weight.dtype == torch.float64
+
+
+def test_a_state_from_before_loads_whatever_the_modules_children_are_called():
+    """The module has a norm of its own, which is not the one in front of it."""
+    block = nn.Sequential()
+    block.add_module("norm", nn.BatchNorm2d(3))
+    model = nn.Sequential(block)
+    nn.init.normal_(block.norm.weight)
+    state = copy.deepcopy(model.state_dict())
+    isonorm.insert(model, "0", isonorm.BatchNorm(3))
+    nn.init.zeros_(block.norm.weight)
+    incompatible = model.load_state_dict(state, strict=False)
+    assert torch.equal(block.norm.weight, state["0.norm.weight"])
+    assert not incompatible.unexpected_keys
+    assert torch.equal(model[0].norm.weight, torch.ones(3))
+    nn.init.zeros_(block.norm.weight)
+    isonorm.load_checkpoint(model, state, strict=False)
+    assert torch.equal(block.norm.weight, state["0.norm.weight"])
+    after = copy.deepcopy(model.state_dict())
+    model.load_state_dict(after)  # what is saved now is left where it is

@@ -86,3 +86,21 @@ def test_tied_kernels_are_left():
     model[2].weight = model[0].weight
     report = isonorm.convert(model, "equinorm")
     assert ["shared" in row.reason for row in report.left] == [True, True]
+
+
+class Auxiliary(nn.Module):
+    """Another output in training, of what the norm reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return (self.norm(y), y) if self.training else self.norm(y)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_pair_is_one_in_training_and_in_eval(training):
+    report = isonorm.convert(Auxiliary().train(training), "equinorm")
+    assert not report.changed and "'conv' feeds others" in report.left[0].reason

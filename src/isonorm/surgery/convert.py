@@ -13,9 +13,9 @@ from ..statistics import resolve_group
 from .activations import Fusion, following
 from .pairs import convert_pairs
 from .report import Change, Conversion, Left, Refused, short
-from .sources import Source, read
+from .sources import Source, place_at, read
 from .transplant import FUSIBLE, Graft, graft
-from .tree import Changes, Hung, tied_parameters
+from .tree import Changes, Hung, Sharing
 from .where import Where, norms_of, select
 
 #: The attribute in which a converted layer keeps the class it goes back to.
@@ -114,16 +114,21 @@ def replace_norms(
     """Lets ``make`` produce the successor of every norm that ``where`` selects."""
     norms = norms_of(model)
     chosen = select(norms, where)
-    tied = tied_parameters(model)
+    sharing = Sharing(model)
     grafts: list[tuple[Hung, Graft]] = []
     left: list[Left] = []
     for hung in norms:
         try:
             if hung not in chosen:
                 raise Refused("`where` does not select it")
-            grafts.append((hung, _successor(hung, make, tied, fuse_act)))
+            source = read(hung.module)
+            if why := sharing.why(hung.module):
+                raise Refused(why)
+            grafts.append((hung, _successor(hung, source, make, fuse_act, model)))
         except Refused as reason:
             left.append(Left(hung.label, short(hung.module), str(reason)))
+    if len({made.norm for _, made in grafts}) < len(grafts):
+        raise ValueError("the factory returned the same layer twice: each norm needs its own.")
     fusions = following(model, [hung for hung, _ in grafts]) if fuse_act else []
     rows = []
     with Changes() as changes:
@@ -149,18 +154,15 @@ def _fuse(made: Graft, fusion: Fusion, changes: Changes) -> str:
     return ""
 
 
-def _successor(hung: Hung, make: Make, tied: set[int], fuse_act: bool) -> Graft:
+def _successor(hung: Hung, source: Source, make: Make, fuse_act: bool, model: nn.Module) -> Graft:
     module = hung.module
-    source = read(module)
-    for name, parameter in module.named_parameters(recurse=False):
-        if id(parameter) in tied:
-            raise Refused(f"its {name} is shared with another module, which γ could then not suit")
     try:
         norm = make(module, source)
         if not isinstance(norm, nn.Module):
             raise TypeError(f"the factory must return a torch.nn.Module; got {norm!r}.")
         if type(module) is type(norm) and _parts(source.norm) == _parts(read(norm).norm):
             raise Refused("it is already that")
+        norm.to(**place_at(hung, model))
         made = graft(module, source, norm, fuse_act=fuse_act)
     except (TypeError, ValueError) as error:
         raise type(error)(f"cannot replace {hung.name!r}: {error}") from error

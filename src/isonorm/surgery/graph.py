@@ -165,8 +165,14 @@ class Links:
         return first if isinstance(first, Node) else None
 
 
-def read(model: nn.Module) -> Links:
-    """Follows a model's forward, called with its required arguments alone, in its present mode.
+def read_modes(model: nn.Module) -> tuple[Links, Links]:
+    """The forward in training and in eval: a change to the model is for both."""
+    return read(model, training=True), read(model, training=False)
+
+
+def read(model: nn.Module, *, training: bool | None = None) -> Links:
+    """Follows a model's forward, called with its required arguments alone, in the given mode
+    (None: its present one).
 
     Norms, convolutions, linear layers and torch's own layers are single calls; everything else is
     looked into, and where that fails (a branch on a value, say) it becomes one call, too, and
@@ -179,6 +185,8 @@ def read(model: nn.Module) -> Links:
     tracer = LayerTracer()
     try:
         subject = copy.deepcopy(model, memo)  # type: ignore[arg-type]
+        if training is not None:
+            subject.train(training)
         graph = tracer.trace(subject)
     except Exception as error:
         raise Untraceable(

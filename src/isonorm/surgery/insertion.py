@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from .convert import Factory, target_factory
-from .sources import place_of
+from .sources import place_at
 from .tree import Changes, KeepsKeys, check_changeable, modules_of, nearest
 
 
@@ -61,7 +61,7 @@ def insert(model: nn.Module, name: str, norm: str | nn.Module | Factory) -> Prec
             )
         norm = factory(channels)
     positions = _positions(norm, module, channels, name)
-    norm.to(**place_of(module)).train(module.training)
+    norm.to(**place_at(modules[name], model)).train(module.training)
     preceded = Preceded(norm, module, positions)
     preceded.training = module.training
     with Changes() as changes:

@@ -4,17 +4,18 @@ linear layer, that feeds it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..weights import equinorm_from_pair
 from .freezing import is_frozen
-from .graph import Links, Untraceable
-from .graph import read as read_graph
+from .graph import Links, Untraceable, read_modes
 from .report import Change, Conversion, Left, Refused, short
 from .sources import read
 from .transplant import NormDropAct, has_any_hooks
-from .tree import Changes, Hung, modules_of, tied_parameters
+from .tree import Changes, Hung, Sharing, modules_of
 from .where import Where, norms_of, select
 
 
@@ -24,17 +25,17 @@ def convert_pairs(model: nn.Module, where: Where) -> Conversion:
     chosen = select(norms, where)
     by_name = {hung.name: hung for hung in modules_of(model)}
     try:
-        links = read_graph(model)
+        modes = read_modes(model)
     except Untraceable as error:
         return Conversion([], [Left(h.label, short(h.module), str(error)) for h in norms])
-    changed, left, tied = [], [], tied_parameters(model)
+    changed, left, sharing = [], [], Sharing(model)
     with Changes() as changes:
         for norm in norms:
             try:
                 if norm not in chosen:
                     raise Refused("`where` does not select it")
-                feeding = _feeding(norm, links, by_name)
-                layer = _in_equilibrium(norm, feeding, tied)
+                feeding = _feeding(norm, modes, by_name)
+                layer = _in_equilibrium(norm, feeding, sharing)
             except Refused as reason:
                 left.append(Left(norm.label, short(norm.module), str(reason)))
                 continue
@@ -47,11 +48,20 @@ def convert_pairs(model: nn.Module, where: Where) -> Conversion:
     return Conversion(changed, left)
 
 
-def _feeding(norm: Hung, links: Links, by_name: dict[str, Hung]) -> Hung:
-    """The layer whose only reader is the norm, and which is all that the norm reads."""
+def _feeding(norm: Hung, modes: Iterable[Links], by_name: dict[str, Hung]) -> Hung:
+    """The layer whose only reader is the norm, and which is all that the norm reads, in training
+    and in eval.
+    """
     if not isinstance(norm.module, _BatchNorm):
         raise Refused("EquiNorm takes the place of BatchNorm alone")
     read(norm.module)
+    training, evaluation = (_feeding_in(norm, links, by_name) for links in modes)
+    if training is not evaluation:
+        raise Refused("it is fed by one layer in training, by another in eval")
+    return training
+
+
+def _feeding_in(norm: Hung, links: Links, by_name: dict[str, Hung]) -> Hung:
     why = links.unseen(norm.name)
     if why or not links.calls(norm.name):
         raise Refused(why or "the model's forward does not call it")
@@ -68,10 +78,12 @@ def _feeding(norm: Hung, links: Links, by_name: dict[str, Hung]) -> Hung:
     return feeding
 
 
-def _in_equilibrium(norm: Hung, feeding: Hung, tied: set[int]) -> nn.Module:
+def _in_equilibrium(norm: Hung, feeding: Hung, sharing: Sharing) -> nn.Module:
     conv: nn.Module = feeding.module
-    if any(id(p) in tied for module in (conv, norm.module) for p in module.parameters()):
-        raise Refused("parameters of the pair are shared with another module")
+    if why := sharing.why(norm.module):
+        raise Refused(why)
+    if why := sharing.why(conv):
+        raise Refused(f"it is fed by {feeding.name!r}, and {why}")
     if is_frozen(norm.module):
         raise Refused("it is frozen")
     if conv.weight[0].numel() == 1:  # pyright: ignore[reportIndexIssue]

@@ -18,6 +18,7 @@ from .. import area as areas
 from ..layers import Normalize
 from .maps import has_forward_of, is_lazy, own_forward
 from .report import Refused
+from .tree import Hung
 
 #: torch's norms whose channels are in dimension 1.
 CHANNEL_NORMS = _BatchNorm | _InstanceNorm | nn.GroupNorm
@@ -102,6 +103,11 @@ def _as_normalize(module: Any) -> Normalize:
         layer.running_cov = variance.to(wide).view(-1, 1, 1)
         layer.num_batches_tracked = module._buffers["num_batches_tracked"]
     return layer.train(module.training)
+
+
+def place_at(hung: Hung, model: nn.Module) -> dict[str, Any]:
+    """Device and dtype of a module or, if it has no tensors, of those around it."""
+    return place_of(hung.module) or place_of(hung.places[0].parent) or place_of(model)
 
 
 def place_of(module: nn.Module) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from .. import functional
 from ..layers import Normalize
 from .freezing import freeze_one, is_frozen
 from .report import Refused
-from .sources import CHANNEL_NORMS, Source, place_of, read
+from .sources import CHANNEL_NORMS, Source, read
 from .tree import KeepsKeys
 from .warmstart import Start, warm_start
 
@@ -44,7 +44,7 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
     """Makes a new norm continue an old module. The old one is not touched: ``writes`` are for
     later, since parameters stay the same objects, which optimizers know.
     """
-    norm.to(**place_of(module))
+    _check_layout(source.norm, norm)
     drop, act = source.drop, source.act
     if source.norm.act not in (None, "identity"):
         if isinstance(norm, Normalize):
@@ -74,6 +74,20 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
     if is_frozen(module):
         freeze_one(norm, like=module)
     return Graft(whole, norm, writes, start)
+
+
+def _check_layout(old: Normalize, norm: nn.Module) -> None:
+    if isinstance(norm, nn.LayerNorm):
+        raise TypeError(
+            "the channels of torch's LayerNorm are last, not in dimension 1: choose "
+            "isonorm.LayerNorm."
+        )
+    channels = getattr(norm, "num_features", getattr(norm, "num_channels", old.num_features))
+    if channels != old.num_features:
+        raise ValueError(
+            f"the new layer is made for {channels} channels, but the old one has "
+            f"{old.num_features}: pass on the number that the factory is called with."
+        )
 
 
 def fusible(act: nn.Module | None) -> bool:

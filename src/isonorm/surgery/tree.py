@@ -80,10 +80,22 @@ def kept_aside(model: nn.Module) -> set[nn.Module]:
     return found
 
 
-def tied_parameters(model: nn.Module) -> set[int]:
-    """The identities of parameters that belong to more than one module."""
-    owned = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    return {identity for identity, owners in owned.items() if owners > 1}
+class Sharing:
+    """What modules have in common with others, and so cannot be changed for one alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        owners = (module.parameters(recurse=False) for module in model.modules())
+        self._owners = Counter(id(parameter) for own in owners for parameter in own)
+        self._aside = kept_aside(model)
+
+    def why(self, module: nn.Module) -> str:
+        """Why a module cannot be replaced; empty where it can be."""
+        if module in self._aside:
+            return KEPT_ASIDE
+        for name, parameter in module.named_parameters(recurse=False):
+            if self._owners[id(parameter)] > 1:
+                return f"its {name} is shared with another module, which a new value would not suit"
+        return ""
 
 
 def nearest(name: str, names: list[str]) -> str:
@@ -103,8 +115,12 @@ class KeepsKeys(nn.Module):
 
 
 def _move_keys(module: nn.Module, state: dict, prefix: str, *_) -> None:
-    own = tuple(f"{name}." for name in module._modules)
-    for key in [key for key in state if key.startswith(prefix)]:
+    keys = [key for key in state if key.startswith(prefix)]
+    if any(key.startswith(f"{prefix}{module.wraps}.") for key in keys):
+        return  # saved since
+    wrapped = module.get_submodule(module.wraps)
+    own = tuple(f"{name}." for name in module._modules if name not in wrapped._modules)
+    for key in keys:
         rest = key.removeprefix(prefix)
         if not rest.startswith(own):
             state[f"{prefix}{module.wraps}.{rest}"] = state.pop(key)
