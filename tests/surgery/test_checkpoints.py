@@ -191,6 +191,41 @@ def test_states_of_newer_versions_are_refused():
         isonorm.load_checkpoint(model, state)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("2.bias", "x", "'2.bias' is no tensor in the checkpoint, but 'x'"),
+        ("1.running_mean", None, "'1.running_mean' is no tensor"),
+        ("1.running_var", 3, "'1.running_var' is no tensor"),
+        ("2.bias", torch.empty(8, device="meta"), "'2.bias' is on the meta device"),
+        ("2.bias", torch.ones(5), r"'2.bias' has shape \(5,\)"),
+    ],
+)
+def test_nothing_is_loaded_where_something_is_no_tensor_of_that_shape(key, value, words):
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=words):
+        isonorm.load_checkpoint(model, network().state_dict() | {key: value})
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_nothing_is_loaded_into_a_model_without_memory():
+    with pytest.raises(ValueError, match=r"meta device, where values get lost.*to_empty"):
+        isonorm.load_checkpoint(network().to("meta"), network().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        (None, TypeError, "a path or a state dict; got NoneType"),
+        ({7: torch.ones(3)}, ValueError, "the checkpoint lacks 0.weight"),
+    ],
+)
+def test_what_is_no_checkpoint(source, error, words):
+    with pytest.raises(error, match=words):
+        isonorm.load_checkpoint(network(), source)
+
+
 def test_a_checkpoint_without_tensors():
     with pytest.raises(ValueError, match="no tensors by name; its keys are epoch"):
         isonorm.load_checkpoint(nn.ReLU(), {"epoch": 3})
@@ -258,6 +293,52 @@ def test_files_that_hold_more_than_tensors(tmp_path):
         isonorm.load_checkpoint(network(), path)
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at '.*none\.pt'"):
         isonorm.load_checkpoint(network(), tmp_path / "none.pt")
+
+
+def test_damaged_files(path):
+    isonorm.save_checkpoint(network(), path)
+    whole = path.read_bytes()
+    for damaged in (b"", b"garbage" * 10, whole[:-400], whole[:100]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{path.name}' is damaged, or no checkpoint"):
+            isonorm.load_checkpoint(network(), path)
+
+
+def test_files_of_something_else(tmp_path):
+    torch.save(torch.ones(3), tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="holds a Tensor, but"):
+        isonorm.load_checkpoint(network(), tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="is a folder"):
+        isonorm.load_checkpoint(network(), tmp_path)
+
+
+class Stateful(nn.Module):
+    def get_extra_state(self):
+        return {"epoch": 3}
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+def test_what_cannot_be_written(path):
+    with pytest.raises(FileNotFoundError, match=r"no folder '.*none'"):
+        isonorm.save_checkpoint(network(), path.parent / "none" / path.name)
+    with pytest.raises(ValueError, match="is a folder"):
+        isonorm.save_checkpoint(network(), path.parent)
+    with pytest.raises(ValueError, match=r"'0\.weight' is on the meta device"):
+        isonorm.save_checkpoint(network().to("meta"), path)
+    model = nn.Sequential(Stateful())
+    if path.suffix == ".safetensors":
+        with pytest.raises(ValueError, match=r"tensors alone.*'0\._extra_state'.*\*\.pt"):
+            isonorm.save_checkpoint(model, path)
+    assert not list(path.parent.iterdir())
+
+
+def test_extra_states_travel(tmp_path):
+    model = nn.Sequential(Stateful(), nn.Linear(2, 2))
+    isonorm.save_checkpoint(model, tmp_path / "model.pt")
+    isonorm.load_checkpoint(model, tmp_path / "model.pt")
+    assert model[0].state == {"epoch": 3}
 
 
 def test_without_safetensors(tmp_path, monkeypatch):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import pickle
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..layers import Normalize
+from . import files
 from .formats import KEYS, OWN, format_of, read_layer
 from .report import is_same, short, table
 from .tree import move_keys
@@ -24,8 +21,6 @@ from .warmstart import warm_start
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 #: What wrappers put before every name.
 _WRAPPERS = ("module.", "_orig_mod.")
-#: The key of the layers' versions in a safetensors header.
-_VERSIONS = "isonorm.versions"
 
 
 class Loaded(NamedTuple):
@@ -75,6 +70,7 @@ def load_checkpoint(
     """
     state, versions = _state_of(source)
     move_keys(model, state)
+    _check_values(model.state_dict(), state)
     norms, inexact = [], []
     for name, layer in model.named_modules(remove_duplicate=False):
         if not isinstance(layer, Normalize):
@@ -109,23 +105,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike) -> None:
     All of it or nothing: an older file stays until the new one is complete. Both kinds keep the
     versions of the model's layers.
     """
-    path = Path(path)
-    state = model.state_dict()
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        if path.suffix == ".safetensors":
-            tensors = {name: t.detach().cpu().clone().contiguous() for name, t in state.items()}
-            header = {"format": "pt", _VERSIONS: json.dumps(state._metadata)}  # type: ignore
-            _safetensors().save_file(tensors, temporary, metadata=header)
-        else:
-            torch.save(state, temporary)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # temporary files are private, checkpoints are not
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write(model.state_dict(), Path(path))
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -133,14 +113,16 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike) -> None:
 
 def _state_of(source: str | os.PathLike | Mapping) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors by name, as a dict of its own, and the versions of the layers, as far as told."""
-    found = source if isinstance(source, Mapping) else _read_file(Path(source))
+    if not isinstance(source, Mapping | str | os.PathLike):
+        raise TypeError(f"a checkpoint is a path or a state dict; got {type(source).__name__}.")
+    found = source if isinstance(source, Mapping) else files.read(Path(source))
     versions = getattr(found, "_metadata", {})
     for key in _NESTED:
         if isinstance(found.get(key), Mapping):
             found = found[key]
             versions = getattr(found, "_metadata", {})
             break
-    state = dict(found)
+    state = {str(key): value for key, value in found.items()}
     for wrapper in _WRAPPERS * 2:  # in either order
         if state and all(key.startswith(wrapper) for key in state):
             state = {key.removeprefix(wrapper): value for key, value in state.items()}
@@ -151,41 +133,6 @@ def _state_of(source: str | os.PathLike | Mapping) -> tuple[dict[str, Any], dict
             "pass the state dict inside it."
         )
     return state, versions
-
-
-def _read_file(path: Path) -> Mapping:
-    if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint at {str(path)!r}.")
-    if path.suffix == ".safetensors":
-        state = _States(_safetensors().load_file(path))
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            state._metadata = json.loads((file.metadata() or {}).get(_VERSIONS, "{}"))
-        return state
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{str(path)!r} holds more than tensors, which could run code when it is read: if you "
-            "trust it, torch.load it yourself with weights_only=False, and pass the state dict."
-        ) from error
-
-
-class _States(dict):
-    """A state dict with room for versions, as torch's have."""
-
-    _metadata: dict
-
-
-def _safetensors():
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            'files called *.safetensors need the package safetensors: pip install "isonorm[lab]".'
-        ) from error
-    return safetensors.torch
 
 
 # --- translating ----------------------------------------------------------------------------------
@@ -213,6 +160,21 @@ def _check_version(name: str, layer: Normalize, versions: dict[str, Any]) -> Non
         raise ValueError(
             f"{name!r} was saved in version {version} of its layer's format, which is newer than "
             f"{layer._version}, the one this isonorm reads: update isonorm."
+        )
+
+
+def _check_values(expected: dict[str, Any], state: dict[str, Any]) -> None:
+    """Raises where a tensor is not one, or has no values, on either side."""
+    for key, value in state.items():
+        wanted = isinstance(expected.get(key), Tensor) or key.rpartition(".")[2] in KEYS
+        if wanted and not isinstance(value, Tensor):
+            raise ValueError(f"{key!r} is no tensor in the checkpoint, but {value!r}.")
+        if wanted and value.is_meta:
+            raise ValueError(f"{key!r} is on the meta device in the checkpoint: it has no values.")
+    if key := next((k for k, v in expected.items() if isinstance(v, Tensor) and v.is_meta), None):
+        raise ValueError(
+            f"{key!r} of the model is on the meta device, where values get lost: give it memory "
+            "first, model.to_empty(device=…)."
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from difflib import get_close_matches
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ class KeepsKeys(nn.Module):
         self.register_load_state_dict_pre_hook(_move_keys)
 
 
-def _move_keys(module: nn.Module, state: dict, prefix: str, *_) -> None:
+def _move_keys(module: Any, state: dict, prefix: str, *_) -> None:
     keys = [key for key in state if key.startswith(prefix)]
     if any(key.startswith(f"{prefix}{module.wraps}.") for key in keys):
         return  # saved since
