@@ -51,3 +51,15 @@ def test_a_fused_layer_is_saved_and_moved_like_any_module():
 def test_wrong_channels_are_refused():
     with pytest.raises(ValueError, match=r"expected input \(N, 6, \*\); got shape \(2, 5\)"):
         isonorm.IterNorm(6).eval().fuse()(torch.randn(2, 5))
+
+
+class Doubled(isonorm.IterNorm):
+    def forward(self, x, residual=None):
+        return 2 * super().forward(x, residual)
+
+
+def test_a_layer_that_does_more_than_its_map_is_its_own_fuse():
+    hooked = isonorm.IterNorm(4).eval()
+    hooked.register_forward_hook(lambda module, args, y: 2 * y)
+    for layer in (hooked, Doubled(4).eval()):
+        assert layer.fuse() is layer

@@ -595,3 +595,11 @@ def test_a_layer_with_no_origin_becomes_isonorms_batchnorm():
         1,
         1,
     ]
+
+
+def test_revert_takes_what_convert_takes():
+    model = nn.Sequential(isonorm.IterNorm(4))
+    isonorm.revert(model, to="batchnorm")
+    assert type(model[0]) is isonorm.BatchNorm
+    with pytest.raises(TypeError, match="a name, a class or a factory; got 3"):
+        isonorm.revert(nn.Sequential(isonorm.IterNorm(4)), to=3)

@@ -79,3 +79,9 @@ def test_a_frozen_norm_is_converted_frozen(model, images):
     assert_frozen(model, images)
     isonorm.unfreeze(model)
     assert model[1].training and model[1].weight.requires_grad
+
+
+@pytest.mark.parametrize("change", [isonorm.freeze, isonorm.unfreeze])
+def test_only_modules_are_frozen(change):
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module; got int"):
+        change(3)

@@ -132,3 +132,13 @@ def test_a_state_from_before_loads_whatever_the_modules_children_are_called():
     assert torch.equal(block.norm.weight, state["0.norm.weight"])
     after = copy.deepcopy(model.state_dict())
     model.load_state_dict(after)  # what is saved now is left where it is
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(1, 3), nn.LayerNorm(4)], ids=["channels", "last"])
+def test_norms_that_do_not_fit_a_convolution(norm):
+    model = nn.Sequential(nn.Conv2d(4, 4, 1))
+    with pytest.raises((TypeError, ValueError), match=r"made for 3: make it for 4|are last"):
+        isonorm.insert(model, "0", norm)
+    assert type(model[0]) is nn.Conv2d
+    features = nn.Sequential(nn.Linear(4, 2))  # (N, C): the last dimension is the channels'
+    assert isonorm.insert(features, "0", nn.LayerNorm).norm.normalized_shape == (4,)

@@ -180,9 +180,11 @@ class Normalize(RunningTransform):
 
     def fuse(self) -> nn.Module:
         """The layer in eval as a module of plain operators, activation included; itself where eval
-        is not one fixed map. timm's ``reparameterize_model`` calls this.
+        is not one fixed map, or hooks or a subclass add to it. timm's ``reparameterize_model``
+        calls this.
         """
-        if self.running_mean is None:
+        adds = self._forward_hooks or self._forward_pre_hooks
+        if self.running_mean is None or adds or type(self).forward is not Normalize.forward:
             return self
         return FixedMap(*self.inference_map(), activation(self.act))
 

@@ -61,7 +61,7 @@ def convert(
     )
 
 
-def revert(model: nn.Module, *, to: Factory | None = None) -> Conversion:
+def revert(model: nn.Module, *, to: str | Factory | None = None) -> Conversion:
     """Puts BatchNorm in the place of isonorm's batch-area layers, in place.
 
     Each standardizes with the diagonal of the running covariance. γ and β make every channel keep
@@ -77,13 +77,15 @@ def revert(model: nn.Module, *, to: Factory | None = None) -> Conversion:
       1  IterNorm(8)  →  BatchNorm2d(8)  same in eval
     """
 
+    chosen = None if to is None else target_factory(to)
+
     def batchnorm(module: nn.Module, source: Source) -> nn.Module:
         if not isinstance(module, Normalize):
             raise Refused("it is not one of isonorm's layers")
         if not module.area.spans_batch:
             raise Refused(f"{module.area!r} is no BatchNorm that could be gone back to")
-        if to is not None:
-            return to(module.num_features)
+        if chosen is not None:
+            return chosen(module.num_features)
         origin = module.__dict__.get(ORIGIN, BatchNorm)
         if origin is BatchNorm or not module.process_group:
             return origin(module.num_features)

@@ -17,7 +17,7 @@ from .graph import FLATTEN, Links, Untraceable
 from .maps import EvalMap, eval_map, is_norm
 from .report import Refused
 from .tracing import has_hooks
-from .tree import KEPT_ASIDE, kept_aside
+from .tree import KEPT_ASIDE, check_module, kept_aside, unwrapped
 
 #: Functions that write to nothing that was there before.
 READERS = {"<add>", "<sub>", "<mul>", "<cat>", "<getitem>", FLATTEN}
@@ -45,12 +45,10 @@ def fold(model: Model) -> Model:
     stay. What feeds what is read with torch.fx, for a call with the required arguments alone; where
     a module's forward cannot be followed, nothing inside it is merged.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"fold expected a torch.nn.Module; got {type(model).__name__}.")
+    check_module(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a scripted model cannot be folded: fold it, then script it.")
-    if inner := _wrapped(model):
-        return fold(inner)  # type: ignore[return-value]
+    model = unwrapped(model)  # type: ignore[assignment]
     folding = _Folding(copy.deepcopy(model, graph.uncopied(model)).eval())
     folding.run()
     folding.model.fold_report = folding.report()  # type: ignore[assignment]
@@ -93,7 +91,10 @@ class _Folding:
         for name, norm in list(self.maps.items()):
             if links is not None:
                 why = links.unseen(name) or f"{behind[name]}; {ahead[name]}"
-            self._settle(name, "convolution", norm.as_module(), note=why)
+            try:
+                self._settle(name, "convolution", norm.as_module(), note=why)
+            except Refused as reason:
+                self._settle(name, "left", None, note=str(reason))
 
     def _try(self, order: list[str], attempt: Callable[[str], None]) -> dict[str, str]:
         """Attempts a merge for each norm that is left; the reasons where there was none."""
@@ -229,14 +230,6 @@ class _Folding:
             for key, child in list(parent._modules.items()):  # under every name it has
                 if child is old:
                     setattr(parent, key, new)
-
-
-def _wrapped(model: nn.Module) -> nn.Module | None:
-    """The model inside torch.compile's wrapper, or one of those for many devices."""
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return model.module
-    inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else None
 
 
 def _is_linear(layer: nn.Module) -> bool:

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..layers import Normalize
+from .tree import check_module
 
 
 class Frozen:
@@ -36,6 +37,7 @@ def freeze(model: nn.Module) -> nn.Module:
     >>> unfreeze(model)[1].training
     True
     """
+    check_module(model)
     for module in model.modules():
         keeps = isinstance(module, Normalize | _BatchNorm) and module.running_mean is not None
         if keeps and not is_frozen(module):
@@ -47,6 +49,7 @@ def unfreeze(model: nn.Module) -> nn.Module:
     """Undoes ``freeze``: norms follow ``model.train()`` again, and their parameters learn as they
     did before.
     """
+    check_module(model)
     for module in model.modules():
         if is_frozen(module):
             frozen: Frozen = module.__dict__.pop("train")

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
@@ -196,9 +196,17 @@ def read(model: nn.Module, *, training: bool | None = None) -> Links:
 
 
 def uncopied(model: nn.Module) -> dict[int, Any]:
-    """A memo for ``copy.deepcopy`` by which a copy has the model's process groups themselves."""
-    groups = (getattr(module, "process_group", None) for module in model.modules())
-    return {id(group): group for group in groups if group}
+    """A memo for ``copy.deepcopy``, of what it refuses: a copy has the process groups themselves,
+    and tensors that were computed (by hooks, or kept for somebody to see) without their graph.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if key == "process_group" and value:
+                memo[id(value)] = value
+            elif isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
+    return memo
 
 
 def _inputs(node: Node) -> list[Node]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from .convert import Factory, target_factory
-from .sources import place_at
+from .sources import CHANNELS_LAST, channels_of, place_at
 from .tree import Changes, KeepsKeys, check_changeable, modules_of, nearest
 
 
@@ -77,8 +77,10 @@ def _channels_in(module: nn.Module) -> int | None:
 
 def _positions(norm: nn.Module, module: nn.Module, channels: int | None, name: str) -> int:
     """How many positions of each of the norm's channels a linear layer's input holds."""
-    made_for = getattr(norm, "num_features", channels)
-    if channels is None or made_for == channels:
+    if isinstance(norm, nn.LayerNorm) and isinstance(module, _ConvNd):
+        raise TypeError(CHANNELS_LAST)
+    made_for = channels_of(norm)
+    if channels is None or made_for in (None, channels):
         return 1
     if isinstance(module, nn.Linear) and isinstance(made_for, int) and channels % made_for == 0:
         return channels // made_for

@@ -31,7 +31,11 @@ class EvalMap(NamedTuple):
     dtype: torch.dtype  # of the layer's own parameters
 
     def as_module(self) -> FixedMap:
-        return FixedMap(self.A.to(self.dtype), self.c.to(self.dtype), self.act)
+        """The map alone. Raises ``Refused`` where its dtype cannot hold it."""
+        A, c = self.A.to(self.dtype), self.c.to(self.dtype)
+        if not A.is_meta and not (A.isfinite().all() and c.isfinite().all()):
+            raise Refused(f"its map would not be finite in {self.dtype}")
+        return FixedMap(A, c, self.act)
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .freezing import is_frozen
+from .tree import check_module
 
 
 def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) -> int:
@@ -26,6 +27,7 @@ def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) 
     >>> recalibrate(model, [torch.randn(64, 3) for _ in range(4)])
     4
     """
+    check_module(model)
     if batches is not None and (not isinstance(batches, int) or batches < 1):
         raise ValueError(f"batches must be a positive integer, or None for all; got {batches!r}.")
     norms: list[Any] = [module for module in model.modules() if _keeps_statistics(module)]

@@ -20,6 +20,9 @@ from .maps import has_forward_of, is_lazy, own_forward
 from .report import Refused
 from .tree import Hung
 
+CHANNELS_LAST = (
+    "the channels of torch's LayerNorm are last, not in dimension 1: choose isonorm.LayerNorm."
+)
 #: torch's norms whose channels are in dimension 1.
 CHANNEL_NORMS = _BatchNorm | _InstanceNorm | nn.GroupNorm
 
@@ -32,6 +35,11 @@ class Source(NamedTuple):
     norm: Normalize
     drop: nn.Module | None = None
     act: nn.Module | None = None
+
+
+def channels_of(norm: nn.Module) -> int | None:
+    """The number of channels a norm is made for; None where it does not tell."""
+    return getattr(norm, "num_features", getattr(norm, "num_channels", None))
 
 
 def looks_like_a_norm(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from .. import functional
 from ..layers import Normalize
 from .freezing import freeze_one, is_frozen
 from .report import Refused
-from .sources import CHANNEL_NORMS, Source, read
+from .sources import CHANNEL_NORMS, CHANNELS_LAST, Source, channels_of, read
 from .tree import KeepsKeys
 from .warmstart import Start, warm_start
 
@@ -78,12 +78,9 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
 
 def _check_layout(old: Normalize, norm: nn.Module) -> None:
     if isinstance(norm, nn.LayerNorm):
-        raise TypeError(
-            "the channels of torch's LayerNorm are last, not in dimension 1: choose "
-            "isonorm.LayerNorm."
-        )
-    channels = getattr(norm, "num_features", getattr(norm, "num_channels", old.num_features))
-    if channels != old.num_features:
+        raise TypeError(CHANNELS_LAST)
+    channels = channels_of(norm)
+    if channels not in (None, old.num_features):
         raise ValueError(
             f"the new layer is made for {channels} channels, but the old one has "
             f"{old.num_features}: pass on the number that the factory is called with."

@@ -53,10 +53,22 @@ def modules_of(model: nn.Module) -> list[Hung]:
     return [Hung(module, tuple(found)) for module, found in places.items()]
 
 
-def check_changeable(model: nn.Module) -> None:
-    """Refuses models that hold on to modules or buffers in ways that a change would not reach."""
+def check_module(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module; got {type(model).__name__}.")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's wrapper and those for many devices."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def check_changeable(model: nn.Module) -> None:
+    """Refuses models that hold on to modules or buffers in ways that a change would not reach."""
+    check_module(model)
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError("a scripted model cannot be changed: change it, then script it.")

@@ -336,6 +336,30 @@ def test_of_a_model_wrapped_for_many_devices_the_model_is_folded():
     assert isonorm.fold(distributed).fold_report.which("merged") == ["1"]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_that_holds_tensors_of_a_graph_is_copied(x):
+    """Weights that a hook computes, and an activation that somebody looks at."""
+    model = nn.Sequential(nn.utils.weight_norm(conv()), norm(), conv(), norm())
+    model.seen = model(x)
+    folded = isonorm.fold(model.eval())
+    torch.testing.assert_close(folded(x), model(x))
+    assert "'0' has hooks" in fate_of(folded, "1").note
+    assert folded.fold_report.which("merged") == ["3"]
+    assert model.seen.requires_grad and not folded.seen.requires_grad
+
+
+def test_a_map_beyond_the_range_of_its_dtype_is_left():
+    model = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)).half().eval()
+    for module in (model[1], model[3]):
+        nn.init.constant_(module.weight, 6e4)
+        module.running_var.zero_()
+    folded = isonorm.fold(model)
+    assert folded.fold_report.which("left") == ["1", "3"]
+    assert "not be finite in torch.float16" in fate_of(folded, "3").note
+    x = torch.full((1, 4, 5, 5), 1e-4).half()
+    assert torch.equal(folded(x), model(x))
+
+
 class Group:
     """Like a process group, it cannot be copied."""
 
