@@ -19,8 +19,9 @@ from .report import Refused
 from .tracing import has_hooks
 from .tree import KEPT_ASIDE, check_module, kept_aside, unwrapped
 
-#: Functions that write to nothing that was there before.
-READERS = {"<add>", "<sub>", "<mul>", "<cat>", "<getitem>", FLATTEN}
+#: Functions that write to nothing that was there before. Arithmetic is none of them: torch.fx sees
+#: ``x += 1``, which is in place, as an addition.
+READERS = {"<cat>", "<getitem>", FLATTEN}
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -130,6 +131,8 @@ class _Folding:
                     raise Refused(KEPT_ASIDE)
                 if links is not None and not links.calls(name) and not links.unseen(name):
                     raise Refused("it is not called in eval")
+                if links is not None and links.by_keyword(name):
+                    raise Refused("it is given its input by keyword")
                 if links is not None and any(map(links.reads, module.parameters())):
                     raise Refused("its parameters are also used by themselves")
                 self.maps[name] = eval_map(module)

@@ -76,6 +76,10 @@ class Links:
         """How often a module is called in one forward."""
         return len(self._calls.get(name, ()))
 
+    def by_keyword(self, name: str) -> bool:
+        """Whether a call names the module's first input."""
+        return any(not node.args for node in self._calls.get(name, ()))
+
     def unseen(self, name: str) -> str | None:
         """Why nothing is known of a module that lies inside one not looked into; else None."""
         return self._unseen.get(id(self._modules[name]))

@@ -104,6 +104,18 @@ class TestWhereANormCannotBeMerged:
         fate = fate_of(same(net, x), "norm")
         assert fate.became == "convolution" and "<relu_> runs between" in fate.note
 
+    def test_when_its_input_changes_by_an_augmented_assignment(self, make, same, x):
+        """torch.fx takes it for an addition."""
+
+        def forward(m, x):
+            x = x * 1
+            y = m.norm(x)
+            x += 1
+            return m.conv(y) + x[:, :, 1:-1, 1:-1]
+
+        fate = fate_of(same(Net(forward, norm=make(), conv=conv(0)), x), "norm")
+        assert fate.became == "convolution" and "<add> runs between" in fate.note
+
     def test_when_the_convolution_has_hooks(self, make, same, x):
         model = nn.Sequential(conv(), make())
         model[0].register_forward_hook(lambda module, args, out: out + 1)
@@ -240,6 +252,11 @@ def test_a_norm_with_hooks_or_kept_in_a_list_is_left(same, x):
     folded = same(net, x)
     assert "hooks" in fate_of(folded, "hooked").note
     assert "kept in a list" in fate_of(folded, "listed").note
+
+
+def test_a_norm_that_is_given_its_input_by_keyword_is_left(same, x):
+    net = Net(lambda m, x: m.norm(input=m.conv(x)), conv=conv(), norm=nn.BatchNorm2d(4))
+    assert "by keyword" in fate_of(same(net, x), "norm").note
 
 
 def test_normalization_after_dropout_and_act_as_timm_writes_it(same, x):
