@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
+from isonorm.lab.data import load
+
 from .cpu import positive
-from .idx import load_mnist
 from .measure import spread
 from .mnist_training import BLOCKS, LARGE_BATCH, SECTION_6_1, Curve, equiconv, train
 from .report import origin, write
@@ -71,7 +72,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("part", choices=tuple(EPOCHS))
-    parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's official files")
+    parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's files")
     parser.add_argument("--seeds", type=positive, default=5, help="how many (default: 5)")
     parser.add_argument("--epochs", type=positive, help=f"default: {EPOCHS}")
     parser.add_argument("--threads", type=positive, help="torch's threads (default: its choice)")
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        data = load_mnist(options.data)
+        data = load("mnist", options.data).scaled()
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

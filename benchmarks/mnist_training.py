@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 import isonorm
+from isonorm.lab.data import DataSet
 from isonorm.optim import warmup_polynomial
-
-from .idx import Mnist
 
 
 def batchnorm(inputs: int, outputs: int) -> list[nn.Module]:
@@ -112,7 +111,7 @@ class Curve(NamedTuple):
         return next((i for i in ends if mean(self.losses[i - window : i]) <= target), None)
 
 
-def train(block: Block, training: Training, data: Mnist, epochs: int, seed: int) -> Curve:
+def train(block: Block, training: Training, data: DataSet, epochs: int, seed: int) -> Curve:
     """One network, its initial weights and the order of its images set by the seed."""
     torch.manual_seed(seed)
     model = network(block)
@@ -136,7 +135,7 @@ def train(block: Block, training: Training, data: Mnist, epochs: int, seed: int)
 
 
 @torch.no_grad()
-def error_on_test_set(model: nn.Module, data: Mnist) -> float:
+def error_on_test_set(model: nn.Module, data: DataSet) -> float:
     """The fraction of test images the model gets wrong in eval mode."""
     model.eval()
     answers = torch.cat([model(images).argmax(1) for images in data.test_images.split(2000)])
