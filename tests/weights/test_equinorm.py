@@ -266,6 +266,17 @@ def test_fuse_without_affine():
         torch.testing.assert_close(plain(x), layer(x))
 
 
+def test_fuse_leaves_frozen_what_was_frozen(case):
+    layer = case.make()
+    layer.weight.requires_grad_(False)
+    plain = layer.fuse()
+    assert not plain.weight.requires_grad and plain.bias.requires_grad
+    layer.weight.requires_grad_(True)
+    layer.beta.requires_grad_(False)
+    plain = layer.fuse()
+    assert plain.weight.requires_grad and not plain.bias.requires_grad
+
+
 def test_the_map_of_eval_is_differentiable(trained):
     kernel, bias = trained.inference_map()
     grads = torch.autograd.grad(
@@ -364,6 +375,33 @@ def test_transforms(case):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("make", [EquiLinear, lambda *_: isonorm.BatchNorm(4)], ids=["equi", "bn"])
+def test_a_refused_transform_changes_nothing(make):
+    """Statistics of several batches cannot be averaged into those of one layer."""
+    layer = make(4, 3)
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(layer)(torch.rand(2, 5, 4))
+    torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_an_ensemble_has_statistics_of_its_own(case):
+    layers, x = [case.make() for _ in range(3)], case.draw()
+    parameters, buffers = torch.func.stack_module_state(layers)
+
+    def call(p, b):
+        return torch.func.functional_call(layers[0], (p, b), (x,))
+
+    y = torch.func.vmap(call)(parameters, buffers)
+    torch.testing.assert_close(y, torch.stack([layer(x) for layer in layers]))
+    for name, stacked in buffers.items():
+        torch.testing.assert_close(
+            stacked, torch.stack([layer.get_buffer(name) for layer in layers])
+        )
+
+
 # Refusals
 
 
@@ -385,6 +423,34 @@ def test_a_bias_beside_the_affine_is_refused(case):
 def test_wrong_options_are_explained(case, options, message):
     with pytest.raises(ValueError, match=message):
         case.build(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": (3, 3, 3)},
+        {"kernel_size": 2.0},
+        {"kernel_size": 0},
+        {"stride": 0},
+        {"padding": -1},
+        {"dilation": (1,)},
+    ],
+    ids=str,
+)
+def test_wrong_sizes_are_explained(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"EquiConv2d takes {name} as an integer of at least"):
+        EquiConv2d(3, 4, **({"kernel_size": 3} | options))
+
+
+def test_a_kernel_must_be_real(case):
+    with pytest.raises(TypeError, match=r"floating-point type; got torch\.complex64"):
+        case.build(dtype=torch.complex64)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_no_outputs():
+    assert EquiLinear(4, 0)(torch.rand(2, 4)).shape == (2, 0)
 
 
 def test_unknown_options_are_refused(case):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +47,20 @@ def being_recomputed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def count_batch(
-    tracked: Tensor, momentum: float | None, seen: bool | Tensor, dtype: torch.dtype
-) -> float | Tensor:
-    """Counts a batch, and says how far it moves the running statistics; one that was not seen
-    (a tensor, where only the device knows) moves nothing.
+def average_batch(
+    tracked: Tensor,
+    momentum: float | None,
+    seen: bool | Tensor,
+    running_and_new: Iterable[tuple[Tensor, Tensor]],
+) -> None:
+    """Moves running statistics towards a batch's, then counts the batch, in place; one that was not
+    seen (a tensor, where only the device knows) moves nothing.
+
+    The count comes last: where torch refuses an average, under ``torch.func.vmap``, nothing has
+    changed.
     """
+    for running, new in running_and_new:
+        dtype = running.dtype
+        rate = 1 / (tracked + seen).clamp(min=1).to(dtype) if momentum is None else momentum
+        running.lerp_(new.to(dtype), seen.to(dtype) * rate if isinstance(seen, Tensor) else rate)
     tracked.add_(seen)  # += would register the buffer anew
-    rate = 1 / tracked.clamp(min=1).to(dtype) if momentum is None else momentum
-    return seen.to(dtype) * rate if isinstance(seen, Tensor) else rate

@@ -21,10 +21,10 @@ from ..recovery import Affine, Recovery
 from ..statistics import Statistics, group_name, join_matrices, no_autocast
 from .buffers import (
     WideBuffers,
+    average_batch,
     being_recomputed,
     check_dtype,
     check_momentum,
-    count_batch,
     wide_dtype,
 )
 
@@ -153,9 +153,8 @@ class RunningTransform(WideBuffers):
         if isinstance(seen, Tensor):
             mean = torch.where(seen, mean, self.running_mean)
             matrix = torch.where(seen, matrix, running)
-        rate = count_batch(self.num_batches_tracked, self.momentum, seen, running.dtype)
-        self.running_mean.lerp_(mean, rate)
-        running.lerp_(matrix, rate)
+        pairs = ((self.running_mean, mean), (running, matrix))
+        average_batch(self.num_batches_tracked, self.momentum, seen, pairs)
 
     def _running_matrix(self) -> Tensor:
         return getattr(self, self._running_name)

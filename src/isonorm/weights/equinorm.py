@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod, sqrt
+from numbers import Integral
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.utils import _ntuple
 
+from ..layers.buffers import check_dtype
 from .state import EquilibriumState
 
 
@@ -54,11 +55,13 @@ class _EquiConv(EquilibriumState, _ConvNd):
         track_running_stats: bool = True,
         process_group: object = None,
     ) -> None:
-        each = _ntuple(len(self._positions))
+        check_dtype(dtype)
         super().__init__(
-            in_channels, out_channels, each(kernel_size), each(stride),
-            padding if isinstance(padding, str) else each(padding), each(dilation),
-            False, each(0), groups, bias, padding_mode,  # type: ignore[arg-type]
+            in_channels, out_channels, self._each("kernel_size", kernel_size),
+            self._each("stride", stride),
+            padding if isinstance(padding, str) else self._each("padding", padding, least=0),
+            self._each("dilation", dilation), False, self._each("output_padding", 0, least=0),
+            groups, bias, padding_mode,  # type: ignore[arg-type]
             device=device, dtype=dtype,
         )  # fmt: skip
         self._set_up(
@@ -66,6 +69,19 @@ class _EquiConv(EquilibriumState, _ConvNd):
             single_pass=single_pass, track_running_stats=track_running_stats,
             process_group=process_group,
         )  # fmt: skip
+
+    def _each(self, name: str, value: object, *, least: int = 1) -> tuple[int, ...]:
+        """One number for each dimension."""
+        dims = len(self._positions)
+        values = tuple(value) if isinstance(value, Sequence) else (value,) * dims
+        if len(values) != dims or not all(
+            isinstance(v, Integral) and int(v) >= least for v in values
+        ):
+            raise ValueError(
+                f"{type(self).__name__} takes {name} as an integer of at least {least}, or as "
+                f"{dims} of them; got {value!r}."
+            )
+        return values  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium."""
@@ -198,6 +214,7 @@ class EquiLinear(EquilibriumState, _Kernel):
         track_running_stats: bool = True,
         process_group: object = None,
     ) -> None:
+        check_dtype(dtype)
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set_up(
             momentum=momentum, affine=affine, statistics_fraction=statistics_fraction,

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..functional import check_no_transform
 from ..layers.buffers import (
     WideBuffers,
+    average_batch,
     being_recomputed,
     check_momentum,
-    count_batch,
     wide_dtype,
 )
 from ..statistics import group_name, is_shared
@@ -77,7 +77,7 @@ class EquilibriumState(WideBuffers):
         tracked = torch.tensor(0, dtype=torch.long, device=device)
         self.register_buffer("running_v", running if track_running_stats else None)
         self.register_buffer("num_batches_tracked", tracked if track_running_stats else None)
-        if self.weight[0].numel() == 1:
+        if self.weight.shape[1:].numel() == 1:
             warnings.warn(
                 f"{self!r} has a single weight for each output, which balances to zero: its output "
                 "is the same for every input; use a layer without equilibrium there.",
@@ -120,8 +120,11 @@ class EquilibriumState(WideBuffers):
         kernel = normalize_kernel(
             self.weight, v, self.gamma, groups=self.groups, single_pass=self.single_pass
         )
-        bias = self.beta if self.affine else self.bias
-        return kernel, None if bias is None else bias.to(kernel.dtype)
+        return kernel, None if self._shift is None else self._shift.to(kernel.dtype)
+
+    @property
+    def _shift(self) -> Tensor | None:
+        return self.beta if self.affine else self.bias
 
     @torch.no_grad()
     def _commit(self, v: Tensor, r: Tensor | int) -> None:
@@ -134,8 +137,7 @@ class EquilibriumState(WideBuffers):
             return
         seen = r > 0
         if isinstance(seen, Tensor) or seen:
-            rate = count_batch(tracked, self.momentum, seen, running.dtype)
-            running.lerp_(v.to(running.dtype), rate)
+            average_batch(tracked, self.momentum, seen, [(running, v)])
 
     def inference_map(self) -> tuple[Tensor, Tensor | None]:
         """(kernel, bias) of the plain layer that this one is in eval; differentiable in its
@@ -165,8 +167,8 @@ class EquilibriumState(WideBuffers):
         arguments = {name: getattr(self, name) for name in self._arguments}
         plain = self._plain(**arguments, bias=bias is not None, device="meta")
         _replace(plain, "weight", kernel, self.weight.requires_grad)
-        if bias is not None:
-            _replace(plain, "bias", bias, self.weight.requires_grad)
+        if self._shift is not None and bias is not None:
+            _replace(plain, "bias", bias, self._shift.requires_grad)
         return plain.train(self.training)
 
     @classmethod
