@@ -179,12 +179,43 @@ def test_dtypes_may_be_mixed(make):
     assert all(p.isfinite().all() for p in mixed)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "make, size", [(LARS, 1000.0), (LAMB, 1000.0), (LANS, 1000.0), (LARS, 1e-7), (LANS, 1e-7)]
+)
+def test_norms_and_ratios_need_not_fit_float16(make, size, device):
+    # ‖g‖ is 200,000; or so small that LARS's ratio is 300,000. On a GPU a factor of 0 dimensions
+    # is rounded to the dtype of the tensor it multiplies.
+    p = torch.full((200, 200), 30.0, dtype=torch.float16, device=device, requires_grad=True)
+    p.grad = torch.full_like(p, size)
+    q = p.detach().double().requires_grad_()
+    q.grad = p.grad.double()
+    for tensor in (p, q):
+        make([tensor], lr=100.0 if make is LARS else 0.1, weight_decay=0.0).step()
+    assert (q < 29).all()
+    torch.testing.assert_close(p.double(), q, rtol=2e-3, atol=0)
+
+
+@pytest.mark.gpu
+def test_a_large_gradient_in_float16_is_normalized_on_a_gpu():
+    p = torch.zeros(200, 200, dtype=torch.float16, device="cuda")
+    p.grad = torch.full_like(p, 1000.0)
+    normalize_gradients(torch.optim.SGD([p], lr=1.0)).step()
+    torch.testing.assert_close(p, torch.full_like(p, -1 / 200))
+
+
 @every_layerwise
-def test_norms_outside_float16_do_not_overflow(make):
-    p = torch.full((200, 200), 30.0, dtype=torch.float16, requires_grad=True)
-    p.grad = torch.full_like(p, 1000.0)  # ‖g‖ = 200,000
-    make([p], lr=100.0 if make is LARS else 0.1, weight_decay=0.0).step()
-    assert p.isfinite().all() and (p < 30).all()
+def test_the_state_of_another_optimizer_is_refused(make, params):
+    optimizer = make(params, lr=0.1)
+    run(optimizer, params)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=f"no state of {make.__name__}: .* have no .*min_ndim"):
+        optimizer.load_state_dict(torch.optim.SGD(params, lr=0.2).state_dict())
+    spoiled = copy.deepcopy(before)
+    spoiled["param_groups"][0]["weight_decay"] = -1.0
+    with pytest.raises(ValueError, match=r"weight_decay must be .* got -1\.0"):
+        optimizer.load_state_dict(spoiled)
+    torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
 
 
 @every_layerwise
@@ -333,13 +364,14 @@ def test_sparse_and_complex_gradients_are_refused_before_anything_changes(make, 
         if kind == "sparse"
         else torch.randn(3, 3, dtype=torch.complex64, requires_grad=True)
     )
-    optimizer = make([*params, odd], lr=0.1)
+    optimizer = make([{"params": params}, {"params": [odd]}], lr=0.1)
     set_grads(params, 0)
     odd.grad = odd.detach().to_sparse() if kind == "sparse" else odd.detach().clone()
     before = [p.detach().clone() for p in params]
     with pytest.raises(RuntimeError, match=f"{make.__name__} needs (dense|real) gradients; got"):
         optimizer.step()
     torch.testing.assert_close([p.detach() for p in params], before, rtol=0, atol=0)
+    assert not optimizer.state
 
 
 @every_layerwise

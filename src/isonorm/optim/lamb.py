@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from .adam import MomentOptimizer, bounded_norms, moments
-from .layerwise import Layers, descend, trust_ratio
+from .layerwise import Layers, trust_ratio
 
 
 class LAMB(MomentOptimizer):
@@ -59,4 +59,4 @@ class LAMB(MomentOptimizer):
         if layers.adapted:
             torch._foreach_add_(r, w, alpha=group["weight_decay"])
             scales = scales * trust_ratio(bounded_norms(layers, group), layers.norms(r))
-        descend(w, r, scales)
+        layers.descend(r, scales)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from .adam import MomentOptimizer, bounded_norms, moments
-from .layerwise import Layers, descend, trust_ratio
+from .layerwise import Layers, trust_ratio
 
 
 class LANS(MomentOptimizer):
@@ -45,8 +45,7 @@ class LANS(MomentOptimizer):
     def update(self, layers: Layers, group: Mapping[str, Any]) -> None:
         w, beta1 = layers.params, group["betas"][0]
         norms = layers.norms(layers.grads)
-        g = [grad.clone() for grad in layers.grads]
-        torch._foreach_div_(g, norms.where(norms != 0, 1.0).unbind())
+        g = layers.scaled(layers.grads, 1 / norms.where(norms != 0, 1.0))
         m, root, correction = moments(layers, g, group)
         r = torch._foreach_div(m, root)
         torch._foreach_div_(r, correction.unbind())
@@ -59,5 +58,5 @@ class LANS(MomentOptimizer):
             phi = bounded_norms(layers, group)
             scale_r = scale_r * trust_ratio(phi, layers.norms(r))
             scale_c = scale_c * trust_ratio(phi, layers.norms(c))
-        descend(w, r, scale_r)
-        descend(w, c, scale_c)
+        layers.descend(r, scale_r)
+        layers.descend(c, scale_c)

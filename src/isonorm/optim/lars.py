@@ -99,7 +99,7 @@ class LARS(LayerwiseOptimizer):
             )
             g = torch._foreach_add(g, w, alpha=beta)
         lr_inside = group["lr_in_momentum"] or not m
-        step = torch._foreach_mul(g, (lr * ratio if lr_inside else ratio).unbind())
+        step = layers.scaled(g, lr * ratio if lr_inside else ratio)
         if m:
             (v,) = layers.state
             torch._foreach_mul_(v, m)

@@ -36,6 +36,18 @@ class Layers(NamedTuple):
         """(n,) Euclidean norms, in float32 or better: squares leave the range of float16."""
         return torch.stack(torch._foreach_norm(tensors, 2, self.norm_dtype()))
 
+    def scaled(self, tensors: Tensors, scales: Tensor) -> Tensors:
+        """s·t, layer by layer, multiplied in the norms' precision: no scale need fit float16."""
+        dtype, wide = self.params[0].dtype, self.norm_dtype()
+        if dtype == wide:
+            return torch._foreach_mul(tensors, scales.unbind())
+        products = torch._foreach_mul([t.to(wide) for t in tensors], scales.unbind())
+        return [product.to(dtype) for product in products]
+
+    def descend(self, updates: Tensors, scales: Tensor) -> None:
+        """w ← w − s·u, layer by layer."""
+        torch._foreach_sub_(self.params, self.scaled(updates, scales))
+
     def rate(self, lr: float | Tensor) -> Tensor:
         """The learning rate as a 0-d tensor beside the norms."""
         if isinstance(lr, Tensor):
@@ -71,6 +83,20 @@ class LayerwiseOptimizer(Optimizer):
             self.check(self.defaults | param_group)
         super().add_param_group(param_group)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What ``load_state_dict`` ends with: groups of another optimizer are refused before that
+        changes anything.
+        """
+        expected = state.get("defaults") or self.defaults
+        for group in state["param_groups"]:
+            if missing := expected.keys() - group.keys():
+                raise ValueError(
+                    f"this is no state of {type(self).__name__}: its parameter groups have no "
+                    f"{', '.join(sorted(missing))}."
+                )
+            self.check(group)
+        super().__setstate__(state)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step. A closure reevaluates the model first; its loss is returned."""
@@ -78,14 +104,14 @@ class LayerwiseOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Gathered before anything is changed: a gradient that is refused leaves all as it was.
-        gathered = []
+        for group in self.param_groups:  # all of them before anything is changed
+            for p in group["params"]:
+                if p.grad is not None:
+                    check_gradient(p.grad, type(self).__name__)
         for group in self.param_groups:
             params, grads = [], []
             state = tuple([] for _ in self.state_names(group))
             self._init_group(group, params, grads, *state)
-            gathered.append((group, params, grads, state))
-        for group, params, grads, state in gathered:
             for layers in _batches(params, grads, state, group["min_ndim"]):
                 if group["maximize"]:
                     layers = layers._replace(grads=list(torch._foreach_neg(layers.grads)))
@@ -100,7 +126,6 @@ class LayerwiseOptimizer(Optimizer):
         for p in group["params"]:
             if p.grad is None:
                 continue
-            check_gradient(p.grad, type(self).__name__)
             params.append(p)
             grads.append(p.grad)
             kept = self.state[p]
@@ -134,11 +159,6 @@ def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator/denominator, and 1 where either is zero. NaN stays NaN."""
     ones = torch.ones_like(numerator)
     return torch.where((numerator == 0) | (denominator == 0), ones, numerator / denominator)
-
-
-def descend(params: list[Tensor], updates: Tensors, scales: Tensor) -> None:
-    """w ← w − s·u, layer by layer."""
-    torch._foreach_sub_(params, torch._foreach_mul(updates, scales.unbind()))
 
 
 def check_gradient(grad: Tensor, who: str) -> None:

@@ -20,10 +20,10 @@ class Normalized(GradientTransform):
         return "normalize_gradients"
 
     def transform(self, grad: Tensor) -> Tensor:
-        # In float32 or better: squares leave the range of float16.
-        dtype = torch.promote_types(grad.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(grad, dtype=dtype)
-        return (grad / norm.where(norm != 0, 1.0)).to(grad.dtype)
+        # In float32 or better: squares, and norms, leave the range of float16.
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        norm = torch.linalg.vector_norm(wide)
+        return (wide / norm.where(norm != 0, 1.0)).to(grad.dtype)
 
 
 def normalize_gradients(
