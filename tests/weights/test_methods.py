@@ -188,6 +188,8 @@ def test_the_papers_gain_keeps_the_size_of_gradients():
         (lambda z: torch.zeros_like(z), "positive variance"),
         (lambda z: 1 / z, "finite mean"),
         (lambda z: z.sum(), "each element by itself"),
+        (nn.Softmax(0), "each element by itself"),
+        (nn.Dropout(0.5), "always in the same way"),
     ],
 )
 def test_activations_without_moments_are_refused(activation, message):
@@ -234,3 +236,22 @@ def test_a_failed_initialization_leaves_no_hooks():
     with pytest.raises(RuntimeError):
         weights.initialize_from_data(layer, torch.randn(3, 4))
     assert not layer._forward_hooks
+
+
+@pytest.mark.parametrize("batch", ["empty", "nan", "fails"])
+def test_a_failed_initialization_changes_no_layer(batch):
+    model = nn.Sequential(*(weights.weight_norm(nn.Linear(3, 3)) for _ in range(2)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(0 if batch == "empty" else 8, 3)
+    if batch == "nan":
+        x[0, 0] = float("nan")
+    if batch == "fails":
+        model.append(nn.Linear(4, 4))
+    error, message = (
+        (RuntimeError, "shapes") if batch == "fails" else (ValueError, "no gain can be")
+    )
+    with pytest.raises(error, match=message):
+        weights.initialize_from_data(model, x)
+    layers = [layer for layer in model if isinstance(layer, nn.Linear) and layer.in_features == 3]
+    found = nn.Sequential(*layers).state_dict()
+    torch.testing.assert_close(found, before, rtol=0, atol=0)

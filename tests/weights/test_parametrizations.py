@@ -221,6 +221,21 @@ def test_wrong_arguments_are_refused(call, message):
         call()
 
 
+@pytest.mark.parametrize("first", [weights.weight_norm, weights.weight_standardization])
+@pytest.mark.parametrize(
+    "second",
+    [weights.weight_norm, weights.centered_weight_norm, weights.normalization_propagation],
+)
+def test_a_gain_goes_below_every_other_parametrization(first, second):
+    """torch puts it on top without a word, and the layer has no weight any more."""
+    layer = first(nn.Linear(8, 4))
+    weight = layer.weight.detach().clone()
+    with pytest.raises(ValueError, match="must come before any other parametrization"):
+        second(layer)
+    assert torch.equal(layer.weight, weight)
+    assert weights.orthogonal(layer).weight.shape == (4, 8)  # one part goes on top of anything
+
+
 def test_a_refusal_leaves_the_layer_as_it_was():
     layer = nn.Linear(1, 5)
     with pytest.raises(ValueError):

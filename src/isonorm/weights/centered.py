@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import check_options
-from .layout import Layout, check_centerable, register
+from .layout import Layout, check_centerable, check_first, register
 
 
 class CenteredWeightNorm(nn.Module):
@@ -74,6 +74,8 @@ def centered_weight_norm(
 
     def make(layout: Layout) -> nn.Module:
         check_centerable(layout, getattr(module, name), "centered_weight_norm")
+        if gain:
+            check_first(module, name, "centered_weight_norm")
         return CenteredWeightNorm(layout, gain, eps)
 
     return register(module, name, dim, make)

@@ -32,13 +32,14 @@ def initialize_from_data(model: nn.Module, *inputs: Any) -> list[str]:
 
     The model is called once, in the mode it is in; each layer sees what those before it, already
     initialized, give it. A layer without bias keeps its mean, one without gain its variance, and an
-    output that is constant its scale.
+    output that is constant its scale. Where the call fails, all gains and biases are as before.
     """
-    names, hooks = [], []
+    names, hooks, before = [], [], []
     for name, layer in model.named_modules():
         if _is_weight_normalized(layer):
             names.append(name)
-            hooks.append(_on_first_call(layer))
+            hooks.append(_on_first_call(name, layer))
+            before += [(p, p.clone()) for p in (_gain(layer), layer.bias) if isinstance(p, Tensor)]
     if not names:
         raise ValueError(
             "the model has no linear layer or convolution with weight_norm or centered_weight_norm "
@@ -46,6 +47,10 @@ def initialize_from_data(model: nn.Module, *inputs: Any) -> list[str]:
         )
     try:
         model(*inputs)
+    except BaseException:
+        for parameter, value in before:
+            parameter.copy_(value)
+        raise
     finally:
         for hook in hooks:
             hook.remove()
@@ -63,8 +68,12 @@ def _is_weight_normalized(layer: nn.Module) -> bool:
     return isinstance(first, CenteredWeightNorm) and first.gain and first.layout.dim == dim
 
 
-def _on_first_call(layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
-    gain: Tensor = layer.parametrizations["weight"].original0  # type: ignore[index]
+def _gain(layer: nn.Module) -> Tensor:
+    return layer.parametrizations["weight"].original0  # type: ignore[index]
+
+
+def _on_first_call(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
+    gain = _gain(layer)
     bias: Tensor | None = layer.bias  # type: ignore[assignment]
     weight: Tensor = layer.weight  # type: ignore[assignment]
     channel = 1 - weight.ndim  # from the last dimension, with a batch and without
@@ -72,6 +81,11 @@ def _on_first_call(layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
     def initialize(_: nn.Module, __: Any, y: Tensor) -> Tensor:
         handle.remove()  # a layer that is used again keeps what its first use gave it
         columns = y.movedim(channel, 0).flatten(1)
+        if not columns.shape[1] or not columns.isfinite().all():
+            raise ValueError(
+                f"the batch gives {name or 'the layer'} an output of shape {tuple(y.shape)} with "
+                "nothing in it, or infinity, or NaN, of which no gain can be made: give another."
+            )
         variance, mean = torch.var_mean(columns, 1, correction=0)
         scale = variance.where(variance > 0, 1.0).rsqrt()
         gain.mul_(scale.view_as(gain))

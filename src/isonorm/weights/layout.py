@@ -84,3 +84,13 @@ def check_centerable(layout: Layout, weight: Tensor, method: str) -> None:
             f"{method} subtracts the mean of each output's weights, and needs two or more of them; "
             f"got a weight of shape {tuple(weight.shape)}, with one."
         )
+
+
+def check_first(module: nn.Module, name: str, method: str) -> None:
+    """Two parts, g and v, can only be what lies below all other parametrizations."""
+    if parametrize.is_parametrized(module, name):
+        raise ValueError(
+            f"{method} splits a weight into a gain and a direction, and must come before any other "
+            f"parametrization; {name} of this layer has one already: take it off by "
+            "torch.nn.utils.parametrize.remove_parametrizations."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from .layout import layout_of
+from .layout import check_first, layout_of
 
 
 def weight_norm(module: nn.Module, name: str = "weight", dim: int | None = None) -> nn.Module:
@@ -21,6 +21,7 @@ def weight_norm(module: nn.Module, name: str = "weight", dim: int | None = None)
     :class:`isonorm.MeanOnlyBatchNorm` may follow the layer (Section 4).
     """
     layout = layout_of(module, name, dim)
+    check_first(module, name, "weight_norm")
     if layout.dim != 0 and layout.groups > 1:
         raise ValueError(
             f"weight_norm of a {type(module).__name__} with groups={layout.groups} would share one "
