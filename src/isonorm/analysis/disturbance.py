@@ -64,7 +64,8 @@ def snd(
         norm: a layer of this package or of torch, a whole network, or a function of a batch. A
             layer is measured in training mode, on a copy.
         data: examples (M, C, *), or an iterable of batches, of which one pass is read.
-        batch_size: B; the sample and B − 1 others, drawn without repetition, as in an epoch.
+        batch_size: B; the sample and B − 1 others, drawn without repetition, as in an epoch. So
+            M examples disturb less than endless ones, by about √((M − B)/(M − 2)).
         num_samples: N, drawn from the data without repetition.
         num_batches: s, for each sample. Eq. 10 measures deviations from the mean of the same s
             outputs, which makes it small by √((s − 1)/s): 3 % at s = 16. The value is the

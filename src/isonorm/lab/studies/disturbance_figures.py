@@ -83,7 +83,7 @@ def draw_direct(result: dict[str, Any]) -> Figure:
     sizes = [row["batch_size"] for row in rows]
     shown = {
         "analysis.snd": (sizes, [r["snd"] for r in rows], [r["error"] for r in rows]),
-        "formula, fresh draws": (
+        "formula": (
             sizes, [r["direct"] for r in rows], [r["direct_error"] for r in rows],
         ),
     }  # fmt: skip

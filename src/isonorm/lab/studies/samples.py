@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy
 import torch
+from torch import Tensor
 
 from isonorm.analysis import snd_with_error
 
@@ -69,33 +71,49 @@ def run_direct(
     direct_batches: int = 400,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """BatchNorm's SND on N(0, I) by ``analysis.snd`` and from its formula with fresh draws, both
-    without the factor √((s − 1)/s).
+    """BatchNorm's SND on samples of N(0, I), by ``analysis.snd`` and from its formula, with numpy's
+    draws; both without the factor √((s − 1)/s).
+
+    Both draw batches without repetition from the same samples. Fresh ones would answer another
+    question: endless data disturbs more, by √((M − 2)/(M − B)), 0.2 % at B = 256.
     """
     rows, draws = [], torch.Generator().manual_seed(seed)
+    own_draws = numpy.random.default_rng(seed)
     x = gaussian(population, dimension, seed)
     for batch_size in batch_sizes:
         found = snd_with_error(NORMS["batchnorm"](dimension), x, batch_size=batch_size,
                                num_samples=num_samples, num_batches=num_batches,
                                generator=draws)  # fmt: skip
-        values = []
-        for point in torch.randn(num_samples, dimension, generator=draws):
-            shape = (direct_batches, batch_size - 1, dimension)
-            others = torch.randn(shape, generator=draws)
-            batch = torch.cat([point.expand(direct_batches, 1, dimension), others], dim=1)
-            y = (point - batch.mean(1)) / (batch.var(1, unbiased=False) + 1e-5).sqrt()
-            values.append((y - y.mean(0)).norm(dim=1).mean().item())
+        values = [
+            _direct(x, sample, batch_size, direct_batches, own_draws)
+            for sample in own_draws.choice(population, num_samples, replace=False)
+        ]
         rows.append({
             "batch_size": batch_size,
             "snd": found.mean / _small_by(num_batches),
-            "error": found.error,
+            "error": found.error / _small_by(num_batches),
             "direct": fmean(values) / _small_by(direct_batches),
-            "direct_error": stdev(values) / num_samples**0.5,
+            "direct_error": stdev(values) / num_samples**0.5 / _small_by(direct_batches),
         })  # fmt: skip
     config = {"dimension": dimension, "population": population, "num_samples": num_samples,
               "num_batches": num_batches, "direct_batches": direct_batches,
               "seed": seed}  # fmt: skip
     return {"config": config, "rows": rows}
+
+
+def _direct(
+    x: Tensor, sample: int, batch_size: int, num_batches: int, draws: numpy.random.Generator
+) -> float:
+    """Δ̂(x) of one sample, Eq. 10 with BatchNorm written out."""
+    others = numpy.stack([
+        draws.choice(len(x) - 1, batch_size - 1, replace=False, shuffle=False)
+        for _ in range(num_batches)
+    ])  # fmt: skip
+    others += others >= sample
+    own = x[sample].expand(num_batches, 1, -1)
+    batch = torch.cat([own, x[torch.from_numpy(others)]], dim=1)
+    y = (x[sample] - batch.mean(1)) / (batch.var(1, unbiased=False) + 1e-5).sqrt()
+    return (y - y.mean(0)).norm(dim=1).mean().item()
 
 
 def _small_by(num_batches: int) -> float:
@@ -105,10 +123,10 @@ def _small_by(num_batches: int) -> float:
 def claims_of_direct(result: dict[str, Any]) -> list[Claim]:
     return [
         Claim(
-            f"batch size {row['batch_size']}: the two agree within three standard errors of their "
+            f"batch size {row['batch_size']}: the two agree within two standard errors of their "
             "difference",
             abs(row["snd"] - row["direct"])
-            < 3 * (row["error"] ** 2 + row["direct_error"] ** 2) ** 0.5,
+            < 2 * (row["error"] ** 2 + row["direct_error"] ** 2) ** 0.5,
         )
         for row in result["rows"]
     ]
