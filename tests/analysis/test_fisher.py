@@ -147,3 +147,35 @@ def test_jacobians_are_those_of_autograd(norm):
     for i in range(6):
         block = jacobian[4 * i : 4 * i + 4, 5 * i : 5 * i + 5]
         assert torch.allclose(own[i], torch.linalg.svdvals(block), atol=1e-10)
+
+
+def test_activations_in_place_do_not_stand_for_their_layer():
+    x, labels = torch.randn(30, 5), torch.randint(3, (30,))
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU())
+    expected = fisher_factors(model, x, labels), fisher_condition(model, x)
+    model[1], model[3] = nn.ReLU(inplace=True), nn.ReLU(inplace=True)
+    assert (fisher_factors(model, x, labels), fisher_condition(model, x)) == expected
+
+
+def test_frozen_layers_have_factors():
+    x, labels = torch.randn(30, 5, dtype=torch.float64), torch.randint(4, (30,))
+    model = mlp("batchnorm")
+    expected = fisher_factors(model, x, labels)
+    model[:4].requires_grad_(False)
+    assert fisher_factors(model, x, labels) == expected
+    assert fisher_factors(model.requires_grad_(False), x, labels) == expected
+
+
+def test_the_features_of_a_linear_layer_are_last():
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 3))
+    tokens, labels = torch.randn(20, 5, 6), torch.randint(3, (20,))
+    found = fisher_factors(model, tokens, labels)["0"].input
+    rows = tokens.flatten(0, 1).double()
+    assert found.largest == pytest.approx(torch.linalg.eigvalsh(rows.T @ rows / 100)[-1].item())
+
+
+def test_labels_of_maps_are_asked_for():
+    maps, labels = torch.randn(4, 2, 5), torch.randint(3, (4, 5))
+    with pytest.raises(ValueError, match="pass labels"):
+        fisher_factors(nn.Conv1d(2, 3, 1), maps)
+    assert list(fisher_factors(nn.Conv1d(2, 3, 1), maps, labels)) == [""]

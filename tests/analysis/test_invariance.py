@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import isonorm
+from isonorm import weights
 from isonorm.analysis import effective_learning_rate, scale_invariance
 
 ALPHA = 3.0
@@ -100,3 +101,44 @@ def test_the_effective_rate_is_how_fast_a_direction_turns():
         before, after = model[0].weight, model[0].weight - 1e-4 * gradient
         turned.append((after / after.norm() - before / before.norm()).norm().item())
     assert turned[0] / turned[1] == pytest.approx(4, rel=1e-3)
+
+
+def test_activations_in_place_do_not_stand_for_their_layer():
+    x = torch.randn(20, 6, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    expected = scale_invariance(model, x, ALPHA)
+    model[1] = InPlace()
+    assert scale_invariance(model, x, ALPHA) == expected
+
+
+class InPlace(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh_()
+
+
+def test_a_layer_without_influence_has_no_row():
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.used(x), self.unused(x)
+
+    assert list(scale_invariance(Aside(), torch.randn(5, 4))) == ["used"]
+
+
+@pytest.mark.parametrize("norm", [weights.weight_norm, weights.centered_weight_norm])
+def test_normalized_weights_are_scaled_before_they_are_normalized(norm):
+    model = nn.Sequential(norm(nn.Linear(6, 5, bias=False))).double()
+    row = scale_invariance(model, torch.randn(20, 6).double(), ALPHA)["0"]
+    assert row[:3] == pytest.approx((1, 1, 1 / ALPHA))
+    learned = list(model[0].parametrizations.weight.parameters(recurse=False))[-1]
+    rate = effective_learning_rate(model, torch.optim.SGD(model.parameters(), lr=0.1))["0"]
+    assert rate == pytest.approx(0.1 / learned.square().sum().item())
+
+
+def test_a_weight_of_zero_turns_at_once():
+    model = nn.Linear(2, 2)
+    nn.init.zeros_(model.weight)
+    assert effective_learning_rate(model, 0.1) == {"": float("inf")}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from ..layers import Normalize
 from ..weights import EquiLinear
@@ -20,8 +21,9 @@ from ._state import undisturbed
 Layers = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 Result = TypeVar("Result")
 
-_NORMS = (Normalize, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
-_WEIGHTED = (nn.Linear, EquiLinear, _ConvNd)  # _ConvNd: EquiConv*d, too
+_NORMS = (Normalize, _NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm)
+_LINEAR = (nn.Linear, EquiLinear)
+_WEIGHTED = (*_LINEAR, _ConvNd)  # _ConvNd: EquiConv*d, too
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -74,6 +76,19 @@ def tensor_of(value: Any) -> Tensor:
     return value
 
 
+def channels_first(module: nn.Module, x: Tensor) -> Tensor:
+    """A layer's input or output as (N, C, *). Torch's linear layers, LayerNorm and RMSNorm have
+    their features last.
+
+    >>> channels_first(nn.Linear(8, 8), torch.zeros(2, 5, 8)).shape  # 5 tokens
+    torch.Size([2, 8, 5])
+    """
+    last = isinstance(module, _LINEAR) or (
+        isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1
+    )
+    return x.movedim(-1, 1) if last and x.dim() > 2 else x
+
+
 @contextmanager
 def watching(
     layers: dict[str, nn.Module], see: Callable[[str, Tensor], None], of: str
@@ -84,7 +99,7 @@ def watching(
 
     def hook(name: str) -> Callable[..., None]:
         def seen(module: nn.Module, args: Any, output: Any) -> None:
-            see(name, tensor_of(args if of == "input" else output))
+            see(name, channels_first(module, tensor_of(args if of == "input" else output)))
 
         return seen
 
@@ -94,6 +109,46 @@ def watching(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def tapping(layers: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Each layer that runs inside the block leaves its input, and its output to take gradients at.
+
+    The model goes on with a copy of the output, or an activation in place would put its own output
+    in the layer's stead. Where nothing learns up to there, as in a frozen stem, the graph begins
+    with the output.
+    """
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def hook(name: str) -> Callable[..., Tensor | None]:
+        def see(module: nn.Module, args: Any, output: Any) -> Tensor | None:
+            y = tensor_of(output)
+            if not y.requires_grad:
+                y = y.detach().requires_grad_()
+            seen[name] = tensor_of(args).detach(), y
+            return y.clone() if isinstance(output, Tensor) else None
+
+        return see
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in layers.items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def learned_weight(name: str, module: nn.Module) -> Tensor:
+    """The tensor an optimizer holds for a layer's weight: behind a parametrization, its original,
+    and of weight normalization's two, g and v, the second.
+    """
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"layer {name!r} has no weight to scale; choose layers that have one.")
+    if parametrize.is_parametrized(module, "weight"):
+        weight = list(module.parametrizations["weight"].parameters(recurse=False))[-1]
+    return weight
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -22,7 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._layers import Layers, call, is_weighted, select_layers, tensor_of
+from ._layers import (
+    Layers,
+    call,
+    channels_first,
+    is_weighted,
+    select_layers,
+    tapping,
+    tensor_of,
+)
 from ._state import undisturbed
 from .conditioning import Conditioning, condition_of, eigenvalues, rounding_of, summary_of, wide
 
@@ -86,7 +94,8 @@ def fisher_spectrum(
     seen: dict[str, Tensor] = {}
 
     def see(module: nn.Module, args: Any, output: Any) -> None:
-        seen["features"], seen["logits"] = tensor_of(args), tensor_of(output)
+        # copies: what follows may work in place
+        seen["features"], seen["logits"] = tensor_of(args).clone(), tensor_of(output).clone()
 
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(undisturbed(model))
@@ -147,34 +156,29 @@ def fisher_factors(
     (['0', '3'], inf)
     """
     chosen = select_layers(model, layers, default=is_weighted)
-    inner: dict[str, Tensor] = {}
-    outer: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def see(module: nn.Module, args: Any, output: Any) -> None:
-            inner[name], outer[name] = tensor_of(args).detach(), tensor_of(output)
-
-        return see
-
-    with ExitStack() as stack:
-        stack.enter_context(undisturbed(model))
-        stack.enter_context(torch.enable_grad())
-        for name, module in chosen.items():
-            stack.callback(module.register_forward_hook(hook(name)).remove)
+    with undisturbed(model), torch.enable_grad(), tapping(chosen) as seen:
         logits = tensor_of(call(model, inputs))
         if labels is None:
+            if logits.dim() != 2:
+                raise ValueError(
+                    "labels can be drawn for logits (N, K); got logits of shape "
+                    f"{tuple(logits.shape)}: pass labels."
+                )
             shares = logits.detach().softmax(-1)
             labels = torch.multinomial(shares, 1, generator=generator).squeeze(-1)
         total = loss(logits, labels) * len(logits)
-    gradients = torch.autograd.grad(total, list(outer.values()), allow_unused=True)
+    outputs = [output for _, output in seen.values()]
+    gradients = torch.autograd.grad(total, outputs, allow_unused=True)
     return {
-        name: FisherFactors(_about_zero(inner[name]), _about_zero(gradient))
-        for name, gradient in zip(outer, gradients, strict=True)
+        name: FisherFactors(
+            _about_zero(chosen[name], seen[name][0]), _about_zero(chosen[name], gradient)
+        )
+        for name, gradient in zip(seen, gradients, strict=True)
         if gradient is not None
     }
 
 
-def _about_zero(x: Tensor) -> Conditioning:
-    """The conditioning of E[x·xᵀ] over the examples and positions of (N, C, *)."""
-    rows = wide(x.detach()).transpose(0, 1).flatten(1)
+def _about_zero(layer: nn.Module, x: Tensor) -> Conditioning:
+    """The conditioning of E[x·xᵀ] over the examples and positions of a layer's input or output."""
+    rows = wide(channels_first(layer, x)).transpose(0, 1).flatten(1)
     return summary_of(rows @ rows.T / rows.shape[1], rounding_of(x))

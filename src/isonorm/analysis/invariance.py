@@ -4,6 +4,8 @@ table), and the learning rate that remains of it.
     Ŵ_k = α·W_k, all k      layer input        output gradient        weight gradient
     un-normalized           ∏_{i<k} α          ∏_{i>k} α              ∏_{i≠k} α
     normalized              1                  1/α                    1/α
+
+The input is the survey's x_{k−1}.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ._layers import Layers, call, is_weighted, select_layers, tensor_of
+from ._layers import Layers, call, is_weighted, learned_weight, select_layers, tapping, tensor_of
 from ._state import seeded, set_aside_running_statistics
 
 
@@ -61,12 +64,12 @@ def scale_invariance(
         together: scales all of them at once. False: one at a time, each row telling what its own
             layer's scale does to it.
     """
-    if alpha <= 0:
+    if not alpha > 0:
         raise ValueError(f"alpha must be positive; got {alpha}.")
     model = copy.deepcopy(model)
     set_aside_running_statistics(model)
     chosen = select_layers(model, layers, default=is_weighted)
-    weights = {name: _weight(name, module) for name, module in chosen.items()}
+    weights = {name: learned_weight(name, module) for name, module in chosen.items()}
     before = _measure(model, inputs, chosen, weights, loss)
     if together:
         after = _scaled(model, inputs, chosen, weights, loss, list(weights), alpha)
@@ -82,7 +85,8 @@ def effective_learning_rate(
     model: nn.Module, lr: float | torch.optim.Optimizer, *, layers: Layers = None
 ) -> dict[str, float]:
     """η/‖W‖² of each linear layer and convolution: how fast a step turns a weight whose scale does
-    not matter, as before a normalization (van Laarhoven 2017; Hoffer et al. 2018).
+    not matter, as before a normalization (van Laarhoven 2017; Hoffer et al. 2018). Infinite where
+    W is zero, and 0 where the optimizer does not hold it.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.constant_(model.weight, 0.5)
@@ -95,17 +99,11 @@ def effective_learning_rate(
         rates = {id(p): float(group["lr"]) for group in lr.param_groups for p in group["params"]}
     found = {}
     for name, module in chosen.items():
-        weight = _weight(name, module)
+        weight = learned_weight(name, module)
         rate = rates.get(id(weight), 0.0) if isinstance(lr, torch.optim.Optimizer) else lr
-        found[name] = rate / weight.detach().double().square().sum().item()
+        square = weight.detach().double().square().sum().item()
+        found[name] = rate / square if square else inf
     return found
-
-
-def _weight(name: str, module: nn.Module) -> Tensor:
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor):
-        raise ValueError(f"layer {name!r} has no weight to scale; choose layers that have one.")
-    return weight
 
 
 def _scaled(model, inputs, chosen, weights, loss, names, alpha) -> dict[str, tuple[Tensor, ...]]:
@@ -123,32 +121,28 @@ def _scaled(model, inputs, chosen, weights, loss, names, alpha) -> dict[str, tup
 
 
 def _measure(model, inputs, chosen, weights, loss) -> dict[str, tuple[Tensor, ...]]:
-    """Of each layer that runs: its input, the gradient at its output and that at its weight."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def see(module: nn.Module, args: Any, output: Any) -> None:
-            seen[name] = (tensor_of(args).detach(), tensor_of(output))
-
-        return see
-
+    """Of each layer that the loss depends on: its input, the gradient at its output and that at its
+    weight.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         # dropout and the linear loss, alike before and after
         stack.enter_context(seeded(0, next(iter(weights.values())).device))
-        for name, module in chosen.items():
-            stack.callback(module.register_forward_hook(hook(name)).remove)
+        seen = stack.enter_context(tapping(chosen))
         for weight in weights.values():
             weight.requires_grad_()
         y = tensor_of(call(model, inputs))
         value = (y * torch.randn_like(y)).sum() if loss is None else loss(y)
         names = list(seen)
         gradients = torch.autograd.grad(
-            value, [seen[name][1] for name in names] + [weights[name] for name in names]
+            value,
+            [seen[name][1] for name in names] + [weights[name] for name in names],
+            allow_unused=True,
         )
     return {
         name: (seen[name][0], gradients[i], gradients[len(names) + i])
         for i, name in enumerate(names)
+        if gradients[i] is not None and gradients[len(names) + i] is not None
     }
 
 
