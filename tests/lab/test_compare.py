@@ -16,7 +16,7 @@ SMALL = Config(norms=("plain", "iternorm"), depth=2, width=8, epochs=2, batch_si
 
 
 def run(config: Config, folder) -> comparing.Comparison:
-    progress = progress_on(Console(quiet=True), config.runs, config.epochs)
+    progress = progress_on(Console(quiet=True), [config.epochs] * len(config.runs))
     return compare(config, prepare(config), folder, "try", progress)
 
 

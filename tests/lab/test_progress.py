@@ -19,7 +19,7 @@ def follow(make_result):
         with progress:
             for run, losses in zip(RUNS, ([1.0, 0.5, 0.25], [9.0, float("nan")]), strict=True):
                 result = make_result(losses, [0.125] * len(losses))
-                progress.start(run)
+                progress.start(run, epochs=3)
                 for epoch in result.epochs:
                     progress.epoch(epoch)
                 progress.finish(result)
@@ -33,7 +33,7 @@ def terminal(**size: int) -> Console:
 
 def test_without_a_terminal_there_is_one_plain_line_for_each_run(follow):
     console = Console(file=io.StringIO(), width=20)
-    follow(progress_on(console, RUNS, epochs=3))
+    follow(progress_on(console, epochs=[3, 3]))
     lines = console.file.getvalue().splitlines()
     assert lines[0].startswith("[1/2] plain, seed 0: loss 0.2500, error 12.50%, ")
     assert lines[1].startswith("[2/2] iternorm, seed 0: diverged, ")
@@ -43,13 +43,13 @@ def test_without_a_terminal_there_is_one_plain_line_for_each_run(follow):
 def test_long_runs_without_a_terminal_give_signs_of_life(follow, monkeypatch):
     monkeypatch.setattr(LineProgress, "SECONDS_BETWEEN_SIGNS", 0)
     console = Console(file=io.StringIO())
-    follow(progress_on(console, RUNS, epochs=3))
+    follow(progress_on(console, epochs=[3, 3]))
     assert "[1/2] plain, seed 0: epoch 2/3, loss 0.5000, error 12.50%\n" in console.file.getvalue()
 
 
 def test_on_a_terminal_every_run_has_a_bar(follow):
     console = terminal(width=100, height=30)
-    progress = progress_on(console, RUNS, epochs=3)
+    progress = progress_on(console, epochs=[3, 3])
     assert isinstance(progress, LiveProgress)
     follow(progress)
     text = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", console.file.getvalue())  # cursor movements
@@ -61,16 +61,16 @@ def test_on_a_terminal_every_run_has_a_bar(follow):
 
 def test_a_dumb_terminal_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(progress_on(terminal(), RUNS, epochs=3), LineProgress)
+    assert isinstance(progress_on(terminal(), epochs=[3, 3]), LineProgress)
 
 
 @pytest.mark.parametrize(("height", "shown"), [(30, 9), (5, 3)])
 def test_bars_of_the_past_make_room_on_a_small_terminal(make_result, height, shown):
     runs = [Run("dbn", seed) for seed in range(9)]
     console = terminal(width=100, height=height)
-    with LiveProgress(console, runs, epochs=1) as progress:
+    with LiveProgress(console, epochs=[1] * 9) as progress:
         for run in runs:
-            progress.start(run)
+            progress.start(run, epochs=1)
             progress.epoch(make_result([1.0], [0.5]).epochs[0])
             progress.finish(make_result([1.0], [0.5]))
         visible = [task.description for task in progress._bars.tasks if task.visible]

@@ -15,14 +15,21 @@ try:
     from ..registry import REGISTRY
     from . import compare as comparing
     from . import records, summary
-    from .analyze import analyze
     from .data import SOURCES, listing, load
     from .devices import resolve_device
     from .norms import ALIASES, parse_list
     from .progress import progress_on
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
-    if package not in {"matplotlib", "numpy", "rich", "scipy", "sklearn", "typer"}:
+    if package not in {
+        "lightning_fabric",
+        "matplotlib",
+        "numpy",
+        "rich",
+        "safetensors",
+        "sklearn",
+        "typer",
+    }:
         raise
     sys.exit(f"The isonorm command needs {package}: pip install 'isonorm[lab]' brings it.")
 
@@ -33,8 +40,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
-
-app.command()(analyze)
 
 _DEFAULT = comparing.Config()
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -120,7 +125,7 @@ def compare(
         records.check_name(name)
     except ValueError as error:
         _fail(str(error), code=2)
-    progress = progress_on(console, config.runs, config.epochs)
+    progress = progress_on(console, [config.epochs] * len(config.runs))
     try:
         comparison = comparing.compare(config, prepared, out, name, progress)
     except OSError as error:

@@ -12,12 +12,15 @@ from torch import nn
 
 from . import environment, figures, records
 from .data import DataSet, load
+from .devices import make_fabric
+from .machine import torch_threads
 from .models import MLP
 from .norms import PLAIN
+from .plan import Plan
 from .progress import Progress, Run
+from .streams import open_streams
 from .summary import TARGET_ACCURACY, Summary, summarize
-from .threads import torch_threads
-from .train import Result, seeded, steps_per_epoch, train
+from .train import Result, seeded, train
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Config:
     def runs(self) -> list[Run]:
         """All norms with one seed, then with the next: a comparison cut short is still fair."""
         return [Run(norm, seed) for seed in range(self.seeds) for norm in self.norms]
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr)
 
     @property
     def command(self) -> str:
@@ -98,12 +105,12 @@ def build(config: Config, data: DataSet, norm: str) -> nn.Module:
 
 def prepare(config: Config) -> DataSet:
     """The data, once it is known that everything can be trained: each network meets one batch."""
-    data = load(config.data).scaled()
-    steps_per_epoch(data, config.batch_size)
-    batch = data.train_images[: config.batch_size]
+    data = load(config.data)
+    training, _ = open_streams(data, config.plan, seed=0, fabric=make_fabric(config.device))
+    batch, _ = next(iter(training))
     for norm in config.norms:
         try:
-            build(config, data, norm)(batch)
+            build(config, data, norm).to(batch.device)(batch)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{norm} does not fit this network: {error}") from error
     return data
@@ -114,18 +121,17 @@ def compare(config: Config, data: DataSet, out: Path, name: str, progress: Progr
     started = datetime.now().astimezone()
     folder = records.create_run_folder(out, name, started)
     comparison = Comparison(config, folder, started)
+    fabric = make_fabric(config.device)
     try:
         with progress, torch_threads(config.threads):
             for run in config.runs:
-                progress.start(run)
+                progress.start(run, config.epochs)
                 result = train(
                     seeded(run.seed, lambda norm=run.norm: build(config, data, norm)),
                     data,
-                    epochs=config.epochs,
-                    batch_size=config.batch_size,
-                    lr=config.lr,
+                    config.plan,
                     seed=run.seed,
-                    device=config.device,
+                    fabric=fabric,
                     on_epoch=progress.epoch,
                 )
                 comparison.results[run] = result

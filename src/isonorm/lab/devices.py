@@ -1,8 +1,13 @@
-"""Devices by name."""
+"""Devices by name, one or many."""
 
 from __future__ import annotations
 
 import torch
+from lightning_fabric import Fabric
+
+#: Our names of precisions, and Fabric's.
+PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "float64": "64-true"}
+STRATEGIES = ("auto", "ddp", "fsdp")
 
 
 def resolve_device(name: str) -> str:
@@ -20,3 +25,50 @@ def resolve_device(name: str) -> str:
             f"device {name!r} cannot be used here ({reason}): choose cpu or auto."
         ) from error
     return name
+
+
+def make_fabric(
+    device: str = "cpu",
+    *,
+    devices: int = 1,
+    nodes: int = 1,
+    precision: str = "float32",
+    strategy: str = "auto",
+) -> Fabric:
+    """Lightning Fabric on these devices, not yet launched.
+
+    ``devices`` counts the processes of each node, on a CPU too (then with gloo). Several nodes are
+    started by torchrun, SLURM or anything else whose environment Fabric knows.
+
+    >>> make_fabric("cpu", precision="float64").device
+    device(type='cpu')
+    """
+    _choose("precision", precision, tuple(PRECISIONS))
+    _choose("strategy", strategy, STRATEGIES)
+    for name, value in (("devices", devices), ("nodes", nodes)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}.")
+    where = torch.device(resolve_device(device))
+    if where.index is not None and devices * nodes > 1:
+        raise ValueError(
+            f"{device} names one device and devices={devices} asks for {devices * nodes}: name "
+            f"{where.type}."
+        )
+    if strategy == "fsdp" and where.type == "cpu":
+        raise ValueError("strategy fsdp shards a model over GPUs; on a CPU choose ddp.")
+    try:
+        return Fabric(
+            accelerator=where.type,
+            devices=devices if where.index is None else [where.index],
+            num_nodes=nodes,
+            precision=PRECISIONS[precision],  # type: ignore[arg-type]
+            strategy="ddp" if strategy == "auto" and devices * nodes > 1 else strategy,
+        )
+    except (RuntimeError, ValueError) as error:  # fewer GPUs than asked for, and the like
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise ValueError(f"cannot use {devices} × {device} here ({reason}).") from error
+
+
+def _choose(name: str, value: str, among: tuple[str, ...]) -> None:
+    if value not in among:
+        raise ValueError(f"{name} must be one of {', '.join(among)}; got {value!r}.")

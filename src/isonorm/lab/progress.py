@@ -30,22 +30,22 @@ class Progress(Protocol):
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
-    def start(self, run: Run) -> None: ...
+    def start(self, run: object, epochs: int) -> None: ...
     def epoch(self, epoch: Epoch) -> None: ...
     def finish(self, result: Result) -> None: ...
 
 
-def progress_on(console: Console, runs: Sequence[Run], epochs: int) -> Progress:
-    """Bars where they can be redrawn, lines elsewhere."""
+def progress_on(console: Console, epochs: Sequence[int]) -> Progress:
+    """Bars where they can be redrawn, lines elsewhere, for runs of so many epochs each."""
     redrawn = console.is_terminal and not console.is_dumb_terminal
-    return (LiveProgress if redrawn else LineProgress)(console, runs, epochs)
+    return (LiveProgress if redrawn else LineProgress)(console, epochs)
 
 
 class LiveProgress:
     """A bar for each run, with its loss, error and time left, below one for all of them."""
 
-    def __init__(self, console: Console, runs: Sequence[Run], epochs: int) -> None:
-        self._console, self._epochs = console, epochs
+    def __init__(self, console: Console, epochs: Sequence[int]) -> None:
+        self._console, self._epochs, self._shown = console, 0, 0
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
@@ -56,9 +56,7 @@ class LiveProgress:
             # Norms differ in speed: a long memory keeps the time left of all runs from jumping.
             speed_estimate_period=120,
         )
-        self._all = self._bars.add_task(
-            "[bold]all runs[/bold]", total=len(runs) * epochs, standing=""
-        )
+        self._all = self._bars.add_task("[bold]all runs[/bold]", total=sum(epochs), standing="")
         self._current: TaskID = self._all
         self._finished: deque[TaskID] = deque()
 
@@ -69,16 +67,18 @@ class LiveProgress:
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
 
-    def start(self, run: Run) -> None:
+    def start(self, run: object, epochs: int) -> None:
+        self._epochs, self._shown = epochs, 0
         lines_besides_finished = 3  # this run's, that of all runs, and the cursor's
         while (
             self._finished and len(self._finished) + lines_besides_finished > self._console.height
         ):
             self._bars.update(self._finished.popleft(), visible=False)
-        self._current = self._bars.add_task(escape(str(run)), total=self._epochs, standing="")
+        self._current = self._bars.add_task(escape(str(run)), total=epochs, standing="")
 
     def epoch(self, epoch: Epoch) -> None:
-        self._bars.update(self._current, advance=1, standing=_standing(epoch))
+        self._shown += 1
+        self._bars.update(self._current, completed=epoch.number, standing=_standing(epoch))
         self._bars.advance(self._all)
 
     def finish(self, result: Result) -> None:
@@ -86,7 +86,7 @@ class LiveProgress:
             self._bars.update(
                 self._current, total=len(result.epochs), standing="[red]diverged[/red]"
             )
-            self._bars.advance(self._all, self._epochs - len(result.epochs))
+        self._bars.advance(self._all, self._epochs - self._shown)  # of a resumed run, or a lost one
         self._finished.append(self._current)
 
 
@@ -95,9 +95,9 @@ class LineProgress:
 
     SECONDS_BETWEEN_SIGNS = 30
 
-    def __init__(self, console: Console, runs: Sequence[Run], epochs: int) -> None:
-        self._console, self._epochs = console, epochs
-        self._total, self._number = len(runs), 0
+    def __init__(self, console: Console, epochs: Sequence[int]) -> None:
+        self._console, self._epochs = console, 0
+        self._total, self._number = len(epochs), 0
         self._prefix = ""
         self._began = self._last_sign = monotonic()
 
@@ -107,8 +107,8 @@ class LineProgress:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def start(self, run: Run) -> None:
-        self._number += 1
+    def start(self, run: object, epochs: int) -> None:
+        self._number, self._epochs = self._number + 1, epochs
         self._prefix = f"[{self._number:>{len(str(self._total))}}/{self._total}] {run}:"
         self._began = self._last_sign = monotonic()
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .data import DataSet
+from . import checkpoints
+from .data import DataSet, Mixup
+from .devices import make_fabric
+from .plan import Plan
+from .schedules import set_rates
+from .streams import ImageFolders, Stream, open_streams
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,11 @@ class Epoch:
     train_loss: float  # mean over the epoch's batches, as the optimizer met them
     test_error: float  # fraction of test images misclassified after the epoch, in eval mode
     seconds: float  # of training, testing left out
+    train_error: float = math.nan  # fraction misclassified, as the optimizer met them
+    test_loss: float = math.nan
+    test_top5_error: float = math.nan
+    test_seconds: float = math.nan
+    condition_number: float = math.nan  # of the classifier's Fisher information, where asked for
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,32 @@ class Result:
         )
 
 
+class Objective(nn.Module):
+    """A network with its loss, in one forward pass: precision and compilation cover both."""
+
+    def __init__(self, network: nn.Module, mixup: Mixup | None = None) -> None:
+        super().__init__()
+        self.network, self.mixup = network, mixup
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss and the logits."""
+        if self.mixup is None or not self.training:
+            logits = self.network(images)
+            return cross_entropy(logits, labels), logits
+        with self.mixup(images) as mixing:
+            logits = self.network(images)
+        return mixing.loss(cross_entropy, logits, labels), logits
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed from several: other numbers, other seeds.
+
+    >>> seed_of(0, 1) != seed_of(1, 0) != seed_of(0, 1, 0)
+    True
+    """
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
 def seeded(seed: int, make_model: Callable[[], nn.Module]) -> nn.Module:
     """A model whose initial weights follow from the seed; torch's generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
@@ -67,77 +106,127 @@ def seeded(seed: int, make_model: Callable[[], nn.Module]) -> nn.Module:
 
 def train(
     model: nn.Module,
-    data: DataSet,
+    data: DataSet | ImageFolders,
+    plan: Plan,
     *,
-    epochs: int,
-    batch_size: int,
-    lr: float,
     seed: int,
-    device: torch.device | str = "cpu",
+    fabric: Fabric | None = None,
+    compile_mode: str | None = None,
+    checkpoint: Path | None = None,
+    seconds_between_checkpoints: float = 0.0,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Result:
-    """Train by plain stochastic gradient descent, the training images in an order set by the seed.
+    """Train as planned on the devices of a launched ``fabric``; by default on the CPU.
 
-    A loss that is no longer finite ends the training and is a result, too: ``Result.diverged``.
+    The order of the images, dropout and all other chance in an epoch follow from the seed and the
+    epoch's number. With a path for a ``checkpoint``, a training that was cut short goes on from the
+    last epoch saved there and ends with the weights and the curve it would have had. A loss that is
+    no longer finite ends the training and is a result, too: ``Result.diverged``.
     """
-    steps = steps_per_epoch(data, batch_size)
-    model, data = model.to(device), data.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    order = torch.Generator().manual_seed(seed)
+    fabric = fabric or make_fabric("cpu")
+    batches, test = open_streams(data, plan, seed, fabric)
+    optimizer = plan.make_optimizer(model)
+    mixup = plan.make_mixup(model, seed)
+    objective = Objective(model, mixup)
+    if compile_mode is not None:
+        objective.compile(mode=compile_mode)
+    module, stepper = fabric.setup(objective, optimizer)
     curve: list[Epoch] = []
+    if checkpoint is not None and checkpoint.exists():
+        notes = checkpoints.load(checkpoint, module._forward_module, optimizer)
+        curve = [Epoch(**epoch) for epoch in notes["curve"]]
+        batches.load_state_dict(notes["batches"])
+        if mixup is not None:
+            mixup.load_state_dict(notes["mixup"])
+    steps, last_saved = len(batches), perf_counter()
 
-    for number in range(1, epochs + 1):
-        start = _now(device)
-        model.train()
-        total = torch.zeros((), device=device)
-        for images, labels in _batches(data, batch_size, order):
-            loss = cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-        seconds = _now(device) - start
+    with torch.random.fork_rng(devices=_cuda_devices(fabric)):
+        while len(curve) < plan.epochs and not _diverged(curve):
+            number = len(curve) + 1
+            torch.manual_seed(seed_of(seed, number, fabric.global_rank))
+            start = _now(fabric)
+            module.train()
+            loss_sum, wrong = _zero(fabric), _zero(fabric)
+            for index, (images, labels) in enumerate(batches):
+                step = (number - 1) * steps + index
+                set_rates(optimizer, plan.lr, plan.schedule.at(step / steps, step))
+                stepper.zero_grad()
+                loss, logits = module(images, labels)
+                fabric.backward(loss)
+                stepper.step()
+                loss_sum += loss.detach()
+                wrong += _misclassified(logits.detach(), labels)
+            seconds = _now(fabric) - start
 
-        curve.append(Epoch(number, total.item() / steps, error_on_test_set(model, data), seconds))
-        on_epoch(curve[-1])
-        if not math.isfinite(curve[-1].train_loss):
-            break
+            trained = {
+                "train_loss": loss_sum / (steps * fabric.world_size),
+                "train_error": wrong / (steps * batches.sampler.batch_size),
+            }
+            tested = evaluate(module, test, fabric)
+            curve.append(Epoch(number, seconds=seconds, **_over_ranks(fabric, trained), **tested))
+            if (
+                checkpoint is not None
+                and perf_counter() >= last_saved + seconds_between_checkpoints
+            ):
+                last_saved = perf_counter()
+                notes = {
+                    "curve": [asdict(epoch) for epoch in curve],
+                    "batches": batches.state_dict(),
+                    "mixup": mixup and mixup.state_dict(),
+                }
+                checkpoints.save(
+                    checkpoint,
+                    module._forward_module,
+                    optimizer,
+                    notes,
+                    writes=fabric.is_global_zero,
+                )
+            on_epoch(curve[-1])
     return Result(tuple(curve), steps)
 
 
 @torch.no_grad()
-def error_on_test_set(model: nn.Module, data: DataSet) -> float:
-    """The fraction of test images the model gets wrong in eval mode."""
-    model.eval()
-    wrong = model(data.test_images).argmax(dim=1) != data.test_labels
-    return wrong.sum().item() / len(wrong)
+def evaluate(module: nn.Module, test: Stream, fabric: Fabric) -> dict[str, float]:
+    """Loss and errors on the test images in eval mode, each process testing its share of them."""
+    module.eval()
+    start = _now(fabric)
+    sums = {name: _zero(fabric) for name in ("loss", "error", "top5_error")}
+    for images, labels in test:
+        if len(labels):  # a process's share of a small last batch may be empty
+            loss, logits = module(images, labels)
+            sums["loss"] += loss * len(labels)
+            sums["error"] += _misclassified(logits, labels)
+            sums["top5_error"] += _misclassified(logits, labels, among=5)
+    means = {f"test_{name}": total / test.sampler.num_images for name, total in sums.items()}
+    return {**_over_ranks(fabric, means), "test_seconds": _now(fabric) - start}
 
 
-def _batches(
-    data: DataSet, batch_size: int, order: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The training set in random order, without an incomplete batch at the end.
-
-    The few images of such a batch would make poor statistics; the next order leaves out others.
-    """
-    shuffled = torch.randperm(len(data.train_labels), generator=order).to(data.train_labels.device)
-    for start in range(0, steps_per_epoch(data, batch_size) * batch_size, batch_size):
-        batch = shuffled[start : start + batch_size]
-        yield data.train_images[batch], data.train_labels[batch]
+def _misclassified(logits: Tensor, labels: Tensor, among: int = 1) -> Tensor:
+    """How many images have their class not among the most likely ones."""
+    likely = logits.topk(min(among, logits.shape[1]), dim=1).indices
+    return (likely != labels.unsqueeze(1)).all(dim=1).sum()
 
 
-def steps_per_epoch(data: DataSet, batch_size: int) -> int:
-    """How many whole batches the training set holds."""
-    available = len(data.train_labels)
-    if not 1 <= batch_size <= available:
-        raise ValueError(
-            f"batch_size must be between 1 and the {available} training images; got {batch_size}."
-        )
-    return available // batch_size
+def _over_ranks(fabric: Fabric, values: dict[str, Tensor]) -> dict[str, float]:
+    """Sums over all processes, as numbers: the one moment at which the host waits."""
+    total = fabric.all_reduce(torch.stack(list(values.values())), reduce_op="sum")
+    return dict(zip(values, total.tolist(), strict=True))  # type: ignore[union-attr]
 
 
-def _now(device: torch.device | str) -> float:
+def _zero(fabric: Fabric) -> Tensor:
+    return torch.zeros((), device=fabric.device, dtype=torch.float64)
+
+
+def _diverged(curve: list[Epoch]) -> bool:
+    return bool(curve) and not math.isfinite(curve[-1].train_loss)
+
+
+def _cuda_devices(fabric: Fabric) -> list[int]:
+    return [fabric.device.index or 0] if fabric.device.type == "cuda" else []
+
+
+def _now(fabric: Fabric) -> float:
     """The time at which everything asked of the device so far is done."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+    if fabric.device.type == "cuda":
+        torch.cuda.synchronize(fabric.device)
     return perf_counter()

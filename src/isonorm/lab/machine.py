@@ -1,0 +1,78 @@
+"""What a run runs on, as the command line says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from .devices import make_fabric
+
+#: How networks are compiled: not at all, by torch.compile, or by it into CUDA graphs.
+COMPILE_MODES = {"no": None, "yes": "default", "graphs": "reduce-overhead"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices, precision and compilation: what may change the speed of a run, and its last digits,
+    but not what is computed. ``sync_statistics`` makes it so for several processes, too.
+    """
+
+    device: str = "cpu"
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "float32"
+    compile: str = "no"
+    sync_statistics: bool = False
+    threads: int | None = None  # of torch on a CPU; None: as it chooses
+
+    def __post_init__(self) -> None:
+        if self.compile not in COMPILE_MODES:
+            raise ValueError(
+                f"compile must be one of {', '.join(COMPILE_MODES)}; got {self.compile!r}."
+            )
+
+    @property
+    def compile_mode(self) -> str | None:
+        return COMPILE_MODES[self.compile]
+
+    def launch(self) -> Fabric:
+        """Fabric with all its processes: with several devices this program is started once more
+        for each of them, and they meet here.
+        """
+        fabric = make_fabric(
+            self.device,
+            devices=self.devices,
+            nodes=self.nodes,
+            strategy=self.strategy,
+            precision=self.precision,
+        )
+        fabric.launch()
+        return fabric
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The model as it is to be trained here."""
+        if self.sync_statistics:
+            for module in model.modules():
+                if hasattr(module, "process_group"):  # what isonorm's layers over a batch have
+                    module.process_group = "world"
+        if self.device.startswith("cuda"):
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """So many threads for torch within the block; None leaves them as they are."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,100 @@
+"""How a network is trained: everything but the network, the data and the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from ..optim import LAMB, LANS, LARS
+from .data import FlipAndCrop, Mixup
+from .data.standardize import Per
+from .schedules import CONSTANT, Schedule
+
+#: Makes an optimizer for the parameters of a model.
+MakeOptimizer = Callable[[nn.Module, "Plan"], Optimizer]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training as the papers tell it: batches, optimizer, learning rate and its schedule.
+
+    >>> Plan(epochs=160, batch_size=256, lr=0.1).shortened(2).epochs
+    2
+    """
+
+    epochs: int
+    batch_size: int | None  # of all processes together; None: all training examples at once
+    lr: float
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    schedule: Schedule = CONSTANT
+    mean: Per | None = None  # what is subtracted from pixels in [0, 1]: of each channel or pixel
+    std: Per | None = None  # and what they are divided by
+    augment: FlipAndCrop | None = None
+    mixup_alpha: float | None = None  # None: no mixup
+    mixup_places: tuple[str, ...] = ("",)  # modules whose input is mixed; "" is the network
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"a training takes at least one epoch; got {self.epochs}.")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"there is no optimizer called {self.optimizer!r}: choose from "
+                f"{', '.join(OPTIMIZERS)}."
+            )
+
+    def shortened(self, epochs: int) -> Plan:
+        """The same course in fewer epochs."""
+        ratio = epochs / self.epochs
+        return replace(self, epochs=epochs, schedule=self.schedule.shortened(ratio))
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        return OPTIMIZERS[self.optimizer](model, self)
+
+    def make_mixup(self, model: nn.Module, seed: int) -> Mixup | None:
+        if self.mixup_alpha is None:
+            return None
+        places = [model.get_submodule(name) for name in self.mixup_places]
+        return Mixup(places, alpha=self.mixup_alpha, seed=seed)
+
+
+def _sgd(model: nn.Module, plan: Plan) -> Optimizer:
+    return optim.SGD(
+        model.parameters(),
+        lr=plan.lr,
+        momentum=plan.momentum,
+        nesterov=plan.nesterov,
+        weight_decay=plan.weight_decay,
+    )
+
+
+def _adam(model: nn.Module, plan: Plan) -> Optimizer:
+    return optim.Adam(model.parameters(), lr=plan.lr, weight_decay=plan.weight_decay)
+
+
+def _lars(model: nn.Module, plan: Plan) -> Optimizer:
+    return LARS(
+        model.parameters(), lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+
+
+def _lamb(model: nn.Module, plan: Plan) -> Optimizer:
+    return LAMB(model.parameters(), lr=plan.lr, weight_decay=plan.weight_decay)
+
+
+def _lans(model: nn.Module, plan: Plan) -> Optimizer:
+    return LANS(model.parameters(), lr=plan.lr, weight_decay=plan.weight_decay)
+
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "lars": _lars,
+    "lamb": _lamb,
+    "lans": _lans,
+}
