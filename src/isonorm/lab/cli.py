@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 try:
     import typer
@@ -15,10 +15,13 @@ try:
     from ..registry import REGISTRY
     from . import compare as comparing
     from . import records, summary
+    from .analyze import analyze
     from .data import SOURCES, listing, load
     from .devices import resolve_device
     from .norms import ALIASES, parse_list
+    from .output import console_for_results, fail, say
     from .progress import progress_on
+    from .reproduce import check, recipes, run
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
     if package not in {
@@ -41,8 +44,10 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
+for command in (analyze, recipes, run, check):
+    app.command()(command)
+
 _DEFAULT = comparing.Config()
-_WIDTH_WITHOUT_TERMINAL = 120
 
 
 @app.command()
@@ -107,7 +112,7 @@ def compare(
     Ends with a table, and leaves result.json, curves.csv and a figure (PNG and SVG) in a folder of
     the run's own. The defaults take about a minute on two CPU cores. Ctrl-C keeps finished runs.
     """
-    console = _console()
+    console = console_for_results()
     try:
         config = comparing.Config(
             norms=parse_list(norms),
@@ -124,12 +129,12 @@ def compare(
         prepared = comparing.prepare(config)
         records.check_name(name)
     except ValueError as error:
-        _fail(str(error), code=2)
+        fail(str(error), code=2)
     progress = progress_on(console, [config.epochs] * len(config.runs))
     try:
         comparison = comparing.compare(config, prepared, out, name, progress)
     except OSError as error:
-        _fail(f"cannot write to {error.filename or out}: {error.strerror or error}.", code=1)
+        fail(f"cannot write to {error.filename or out}: {error.strerror or error}.", code=1)
     _report(console, comparison)
 
 
@@ -140,13 +145,13 @@ def norms(
     """List the normalizations that have names, with their papers."""
     names = list_norms(pattern)
     if not names:
-        _fail(f"no name matches {pattern!r}: there are {', '.join(list_norms())}.", code=2)
+        fail(f"no name matches {pattern!r}: there are {', '.join(list_norms())}.", code=2)
     table = Table()
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("paper")
     for name in names:
         table.add_row(name, REGISTRY[name].paper)
-    _console().print(table)
+    console_for_results().print(table)
 
 
 @app.command()
@@ -161,41 +166,30 @@ def data(
     download: Annotated[bool, typer.Option("--download", help="Fetch missing files.")] = False,
 ) -> None:
     """List the data sets and their files, or read one and say what it holds."""
-    console = _console()
+    console = console_for_results()
     if not name:
         if download:
-            _fail("--download fetches one data set: name it.", code=2)
+            fail("--download fetches one data set: name it.", code=2)
         console.print(listing.overview(folder))
         return
     try:
         console.print(listing.inspection(load(name, folder, download=download)))
     except ValueError as error:
-        _fail(str(error), code=2)
+        fail(str(error), code=2)
     except OSError as error:
-        _fail(f"cannot read {error.filename or name}: {error.strerror or error}.", code=1)
+        fail(f"cannot read {error.filename or name}: {error.strerror or error}.", code=1)
 
 
 def _report(console: Console, comparison: comparing.Comparison) -> None:
     finished, planned = len(comparison.results), len(comparison.config.runs)
     if finished:
         console.print(summary.table(comparison.summaries(), comparison.description))
-        _say(console, f"Results, curves and figures are in {comparison.folder}")
+        say(console, f"Results, curves and figures are in {comparison.folder}")
     if comparison.status == "interrupted":
         kept = "the table and the files hold these" if finished else "there is nothing to keep"
-        _say(console, f"Stopped with {finished} of {planned} runs finished: {kept}.")
+        say(console, f"Stopped with {finished} of {planned} runs finished: {kept}.")
         raise typer.Exit(130)  # what a shell expects of a program that Ctrl-C ended
 
 
-def _console() -> Console:
-    """Standard output; without a terminal, wide enough for a table."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL)
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
-def _fail(sentence: str, *, code: int) -> NoReturn:
-    typer.echo(f"isonorm: {sentence}", err=True)
-    raise typer.Exit(code)
+if __name__ == "__main__":
+    app()

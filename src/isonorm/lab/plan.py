@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from torch import nn, optim
 from torch.optim import Optimizer
@@ -38,6 +38,7 @@ class Plan:
     augment: FlipAndCrop | None = None
     mixup_alpha: float | None = None  # None: no mixup
     mixup_places: tuple[str, ...] = ("",)  # modules whose input is mixed; "" is the network
+    condition_every: int | None = None  # epochs after which the Fisher information is looked at
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -51,7 +52,22 @@ class Plan:
     def shortened(self, epochs: int) -> Plan:
         """The same course in fewer epochs."""
         ratio = epochs / self.epochs
-        return replace(self, epochs=epochs, schedule=self.schedule.shortened(ratio))
+        every = self.condition_every and max(1, round(ratio * self.condition_every))
+        schedule = self.schedule.shortened(ratio)
+        return replace(self, epochs=epochs, schedule=schedule, condition_every=every)
+
+    def describe(self) -> str:
+        """In a line: what differs from the plainest training.
+
+        >>> Plan(epochs=160, batch_size=256, lr=0.1, momentum=0.9).describe()
+        '160 epochs, batch_size 256, lr 0.1, momentum 0.9'
+        """
+        words = [f"{self.epochs} epochs", f"batch_size {self.batch_size or 'all'}", f"lr {self.lr}"]
+        for part in fields(self)[3:]:
+            value = getattr(self, part.name)
+            if value != part.default:
+                words.append(f"{part.name} {value}")
+        return ", ".join(words)
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         return OPTIMIZERS[self.optimizer](model, self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean, quantiles, stdev
 
 from rich.table import Table
 
@@ -21,12 +21,13 @@ class Estimate:
     spread: float | None  # standard deviation, where two seeds or more have the number
     count: int
     total: int
+    quartiles: tuple[float, float, float] | None = None  # 25 %, median, 75 %
 
     @classmethod
     def over(cls, values: Iterable[float | None]) -> Estimate:
         """
-        >>> Estimate.over([2.0, 4.0, None])
-        Estimate(mean=3.0, spread=1.4142135623730951, count=2, total=3)
+        >>> Estimate.over([2.0, 4.0, None]).mean
+        3.0
         """
         values = list(values)
         present = [value for value in values if value is not None]
@@ -35,18 +36,29 @@ class Estimate:
             spread=stdev(present) if len(present) > 1 else None,
             count=len(present),
             total=len(values),
+            quartiles=_quartiles(present),
         )
 
-    def text(self, decimals: int, missing: str) -> str:
-        """
+    def text(self, decimals: int, missing: str, *, quartiles: bool = False) -> str:
+        """Mean ± standard deviation, or, as EquiNorm's Section 6.5 argues, median and quartiles.
+
         >>> Estimate.over([2.0, 4.0, None]).text(1, missing="never")
         '3.0 ± 1.4 (2 of 3)'
+        >>> Estimate.over([1.0, 2.0, 9.0]).text(1, missing="never", quartiles=True)
+        '2.0 [1.5, 5.5]'
         """
         if self.mean is None:
             return missing
+        if quartiles and self.quartiles is not None:
+            low, middle, high = self.quartiles
+            between = f"[{low:.{decimals}f}, {high:.{decimals}f}]"
+            return f"{middle:.{decimals}f} {between}{self._share}"
         spread = "" if self.spread is None else f" ± {self.spread:.{decimals}f}"
-        share = "" if self.count == self.total else f" ({self.count} of {self.total})"
-        return f"{self.mean:.{decimals}f}{spread}{share}"
+        return f"{self.mean:.{decimals}f}{spread}{self._share}"
+
+    @property
+    def _share(self) -> str:
+        return "" if self.count == self.total else f" ({self.count} of {self.total})"
 
 
 @dataclass(frozen=True)
@@ -107,3 +119,10 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
         return None if value is None else value * factor
 
     return Estimate(scale(estimate.mean), scale(estimate.spread), estimate.count, estimate.total)
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
+    if len(values) < 2:
+        return None
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return low, middle, high

@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..analysis import fisher_condition
 from . import checkpoints
 from .data import DataSet, Mixup
 from .devices import make_fabric
@@ -163,6 +164,8 @@ def train(
                 "train_error": wrong / (steps * batches.sampler.batch_size),
             }
             tested = evaluate(module, test, fabric)
+            if plan.condition_every and number % plan.condition_every == 0:
+                tested["condition_number"] = fisher_condition(model, images)
             curve.append(Epoch(number, seconds=seconds, **_over_ranks(fabric, trained), **tested))
             if (
                 checkpoint is not None

@@ -1,0 +1,119 @@
+"""What a run says about a paper's claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median, stdev
+
+from .recipe import Claim
+from .train import Epoch, Result
+
+
+def _last(quantity: Callable[[Epoch], float]) -> Callable[[Result], float]:
+    return lambda result: quantity(result.epochs[-1])
+
+
+def _average(quantity: Callable[[Epoch], float]) -> Callable[[Result], float]:
+    return lambda result: mean(quantity(epoch) for epoch in result.epochs)
+
+
+def _rise_of_test_loss(result: Result) -> float:
+    losses = [epoch.test_loss for epoch in result.epochs]
+    return losses[-1] / min(losses)
+
+
+def _early_test_error(result: Result) -> float:
+    """Over the first tenth of the epochs."""
+    return mean(epoch.test_error for epoch in result.epochs[: -(-len(result.epochs) // 10)])
+
+
+def _condition_number(result: Result) -> float:
+    """The median of those that were measured."""
+    measured = [epoch.condition_number for epoch in result.epochs]
+    measured = [number for number in measured if not math.isnan(number)]
+    return median(measured) if measured else math.nan
+
+
+#: What can be claimed of a training. Of each, less is better; one that diverged has infinity.
+MEASURES: dict[str, Callable[[Result], float]] = {
+    "train_loss": _last(lambda epoch: epoch.train_loss),
+    "train_error": _last(lambda epoch: epoch.train_error),
+    "test_loss": _last(lambda epoch: epoch.test_loss),
+    "test_error": _last(lambda epoch: epoch.test_error),
+    "test_top5_error": _last(lambda epoch: epoch.test_top5_error),
+    # Over all epochs: the area under the curve, which is small where training is fast.
+    "average_train_loss": _average(lambda epoch: epoch.train_loss),
+    "average_train_error": _average(lambda epoch: epoch.train_error),
+    "average_test_error": _average(lambda epoch: epoch.test_error),
+    "early_test_error": _early_test_error,
+    "rise_of_test_loss": _rise_of_test_loss,
+    "seconds_per_step": lambda result: result.seconds_per_step,
+    "seconds_per_epoch": lambda result: median(epoch.seconds for epoch in result.epochs),
+    "test_seconds": lambda result: median(epoch.test_seconds for epoch in result.epochs),
+    "condition_number": _condition_number,
+}
+
+#: Measures that are fractions, which the papers and the tables give in percent.
+PERCENT = frozenset(name for name in MEASURES if name.endswith("error"))
+
+
+def measure(name: str, result: Result) -> float:
+    """A number of a training; infinite where it diverged."""
+    return math.inf if result.diverged else MEASURES[name](result)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds in a run, and by how much."""
+
+    claim: Claim
+    answer: str  # "holds", "fails", "undecided" or "not measured"
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.answer}: {self.claim.text} ({self.evidence})"
+
+
+def judge(claim: Claim, results: Mapping[str, Sequence[Result]]) -> Verdict:
+    """Compare the means over seeds. Where they differ by less than the standard error of their
+    difference the claim is undecided; with one seed there is no such error, and their order counts.
+    """
+    sides = [_values(side, claim.measure, results) for side in (claim.lower, claim.higher)]
+    if not all(sides):
+        return Verdict(claim, "not measured", "no result yet")
+    low, high = sides
+    evidence = (
+        f"{_text(claim.lower, claim.measure, low)} against "
+        f"{_text(claim.higher, claim.measure, high)}"
+    )
+    difference = mean(high) + claim.margin - mean(low)
+    if math.isnan(difference):  # both diverged, or nothing was measured
+        return Verdict(claim, "undecided", evidence)
+    error = math.hypot(_standard_error(low), _standard_error(high))
+    if abs(difference) < error or difference == 0:
+        return Verdict(claim, "undecided", evidence)
+    return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
+
+
+def _values(side: str | float, name: str, results: Mapping[str, Sequence[Result]]) -> list[float]:
+    if not isinstance(side, str):
+        return [side]
+    return [measure(name, result) for result in results.get(side, ())]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return 0.0
+    return stdev(values) / math.sqrt(len(values))
+
+
+def _text(side: str | float, name: str, values: Sequence[float]) -> str:
+    percent = name in PERCENT
+    numbers = [100 * value if percent else value for value in values]
+    unit = "%" if percent else ""
+    if not isinstance(side, str):
+        return f"{numbers[0]:.4g}{unit}"
+    spread = f" ± {stdev(numbers):.2g}" if len(numbers) > 1 and math.isfinite(sum(numbers)) else ""
+    return f"{side} {mean(numbers):.4g}{spread}{unit}"

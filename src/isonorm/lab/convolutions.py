@@ -1,0 +1,48 @@
+"""Convolutions by name: plain ones, or with their weights normalized."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..weights import EquiConv2d
+from ..weights.equilibrium import balance_signs_
+from .models import he_conv
+from .models.parts import ConvFactory
+
+
+def equi_conv(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    bias: bool = True,
+    statistics_fraction: float = 1.0,
+) -> nn.Module:
+    """A convolution in equilibrium with He et al.'s initialization, as EquiNorm Section 6.1 has it.
+
+    Its β is its bias, asked for or not.
+    """
+    conv = EquiConv2d(
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=stride,
+        padding=padding,
+        statistics_fraction=statistics_fraction,
+    )
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    with torch.no_grad():
+        balance_signs_(conv.weight)
+    return conv
+
+
+CONVOLUTIONS: dict[str, ConvFactory] = {
+    "plain": he_conv,
+    "equinorm": equi_conv,
+    "equinorm-quarter": partial(equi_conv, statistics_fraction=0.25),
+}

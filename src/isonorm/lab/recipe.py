@@ -1,0 +1,170 @@
+"""The words in which a paper's experiment is written down: Recipe, Configuration, Search, Claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Literal
+
+from torch import nn
+
+from .convolutions import CONVOLUTIONS
+from .models import MODELS, create_model
+from .models.registry import options_of
+from .plan import Plan
+
+
+@dataclass(frozen=True)
+class Search:
+    """A grid of fields of the plan, from which the first seed's results choose one point.
+
+    By the training loss of the last epoch, or by the error on ``validation`` training images held
+    out for it; the other seeds then train with what was chosen.
+    """
+
+    grid: Mapping[str, tuple[Any, ...]]
+    validation: int = 0
+
+    @property
+    def by(self) -> str:
+        return "test_error" if self.validation else "train_loss"
+
+    def points(self) -> list[dict[str, Any]]:
+        """
+        >>> Search({"lr": (0.1, 1)}).points()
+        [{'lr': 0.1}, {'lr': 1}]
+        """
+        return [
+            dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())
+        ]
+
+    def label(self, point: int) -> str:
+        """
+        >>> Search({"lr": (0.1, 1), "momentum": (0, 0.9)}).label(3)
+        'lr=1, momentum=0.9'
+        """
+        return ", ".join(f"{key}={value}" for key, value in self.points()[point].items())
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One line of a figure or one number of a table: which network is trained how."""
+
+    name: str  # as the paper's legend has it
+    model: str  # of lab.models
+    plan: Plan
+    norm: str = "plain"
+    conv: str = "plain"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the network
+    search: Search | None = None
+    paper: Mapping[str, float] = field(default_factory=dict)  # measure → the paper's number
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """The network for images of this shape."""
+        known = options_of(MODELS[self.model].network)
+        channels, height, width = input_shape
+        given: dict[str, Any] = {"norm": self.norm, "num_classes": num_classes}
+        if "in_features" in known:
+            given["in_features"] = channels * height * width
+        if "in_channels" in known:
+            given["in_channels"] = channels
+        if self.conv != "plain":
+            given["conv"] = CONVOLUTIONS[self.conv]
+        return create_model(self.model, **given, **self.options)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a number is lower than another, or less than a ``margin`` higher, in the paper's words.
+
+    Both are configurations, or one is a bound. ``measure`` is one of ``claims.MEASURES``; of all of
+    them, less is better. The paper's numbers, where it gives any, are of the configurations.
+    """
+
+    text: str
+    lower: str | float
+    higher: str | float
+    measure: str = "test_error"
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Quick:
+    """How an experiment is shrunk to seconds: what it computes stays the same, the sizes do not."""
+
+    width: float = 0.125
+    depth: int | None = None
+    epochs: int = 2
+    batch_size: int = 16
+    train_images: int = 48
+    test_images: int = 32
+    image_size: int = 32  # of images in folders
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A figure or a table of a paper, ready to be run."""
+
+    paper: str  # "iternorm2019"
+    figure: str  # "fig3"
+    title: str
+    data: str
+    configurations: tuple[Configuration, ...]
+    claims: tuple[Claim, ...]
+    choices: tuple[str, ...]  # where the paper is silent, and what was chosen
+    seeds: int = 1  # as many as the paper's
+    spread: Literal["mean", "median"] = "mean"
+    quick: Quick = field(default_factory=Quick)
+
+    def __post_init__(self) -> None:
+        names = [configuration.name for configuration in self.configurations]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{self.name} has two configurations of one name.")
+        for claim in self.claims:
+            for side in (claim.lower, claim.higher):
+                if isinstance(side, str) and side not in names:
+                    raise ValueError(f"{self.name} claims something about {side!r}, not trained.")
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper}-{self.figure}"
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings one run with the paper's seeds takes."""
+        return sum(trainings(configuration, self.seeds) for configuration in self.configurations)
+
+    def __getitem__(self, name: str) -> Configuration:
+        return next(c for c in self.configurations if c.name == name)
+
+    def shrunk(self) -> Recipe:
+        """The recipe at quick scale."""
+        return replace(
+            self, configurations=tuple(_shrunk(c, self.quick) for c in self.configurations)
+        )
+
+
+def trainings(configuration: Configuration, seeds: int) -> int:
+    """How many trainings a configuration takes with this many seeds."""
+    search = configuration.search
+    if search is None:
+        return seeds
+    return len(search.points()) + seeds - (0 if search.validation else 1)
+
+
+def _shrunk(configuration: Configuration, quick: Quick) -> Configuration:
+    plan, search = configuration.plan, configuration.search
+    batch_size = plan.batch_size and min(plan.batch_size, quick.batch_size)
+    if search is not None and search.validation:
+        search = replace(search, validation=quick.train_images // 4)
+    known = options_of(MODELS[configuration.model].network)
+    options = {**configuration.options, "width": quick.width}
+    if "depth" in known and quick.depth is not None:
+        options["depth"] = quick.depth
+    return replace(
+        configuration,
+        options=options,
+        search=search,
+        plan=replace(plan.shortened(quick.epochs), batch_size=batch_size),
+    )

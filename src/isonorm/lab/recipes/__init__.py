@@ -1,0 +1,25 @@
+"""Every figure and table of the papers that can be run, one file each, named like the papers."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from pkgutil import iter_modules
+
+from ..recipe import Recipe
+
+
+def all_recipes() -> dict[str, Recipe]:
+    """By name, as ``isonorm run`` takes it: each module here holds one in ``RECIPE``."""
+    modules = (import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__))
+    recipes = [module.RECIPE for module in modules if hasattr(module, "RECIPE")]
+    return {recipe.name: recipe for recipe in recipes}
+
+
+def find_recipe(name: str) -> Recipe:
+    recipes = all_recipes()
+    if name not in recipes:
+        near = get_close_matches(name, recipes, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}."
+        raise ValueError(f"there is no recipe called {name!r}: {hint}")
+    return recipes[name]

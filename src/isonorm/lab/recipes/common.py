@@ -1,0 +1,43 @@
+"""What the recipes share: the papers' norms as isonorm names them, and their ways to train."""
+
+from __future__ import annotations
+
+from ..data import FlipAndCrop
+from ..plan import Plan
+from ..recipe import Claim
+from ..schedules import Steps
+
+PLAIN, BN, LN, GN = "plain", "batchnorm", "layernorm", "groupnorm"
+
+# All papers average the whitening matrix for inference (IterNorm Eq. 8, DBN Algorithm 1).
+DBN = "dbn:running=whitening"
+DBN_ALL = "dbn:group_size=None:running=whitening"
+ITERNORM = "iternorm:running=whitening"
+ITERNORM_ALL = "iternorm:group_size=None:running=whitening"
+
+#: The hidden layers of the MLPs for MNIST.
+HIDDEN = {"hidden": (100, 100, 100)}
+
+#: "A random flip and random crop with padding", mirrored at the edge as the published code does.
+MIRRORED = FlipAndCrop(padding=4, border="reflect")
+#: The same with black borders, as He et al. and EquiNorm pad.
+PADDED = FlipAndCrop(padding=4)
+
+#: Zagoruyko & Komodakis' setup, which both whitening papers follow for wide residual networks.
+WIDE = Plan(
+    epochs=200,
+    batch_size=128,
+    lr=0.1,
+    momentum=0.9,
+    nesterov=True,
+    weight_decay=5e-4,
+    schedule=Steps((60, 120, 160), 0.2),
+    mean="channel",
+    std="channel",
+    augment=MIRRORED,
+)
+
+
+def lower(text: str, better: str, worse: str, *measures: str) -> tuple[Claim, ...]:
+    """One claim for each measure in which the better configuration is lower."""
+    return tuple(Claim(text, better, worse, measure) for measure in measures)

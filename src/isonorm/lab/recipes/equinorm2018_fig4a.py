@@ -1,0 +1,44 @@
+"""EquiNorm Figure 4a: a pre-activation ResNet-152 on CIFAR-10 with manifold mixup."""
+
+from __future__ import annotations
+
+from ..recipe import Claim, Configuration, Quick, Recipe
+from .common import BN, GN
+from .equinorm2018_fig2 import MANIFOLD, SILENT
+
+KINDS = {"BatchNorm": {"norm": BN}, "GroupNorm": {"norm": GN}, "EquiNorm": {"conv": "equinorm"}}
+
+
+def on(data: str, figure: str, title: str) -> Recipe:
+    return Recipe(
+        paper="equinorm2018",
+        figure=figure,
+        title=f"Pre-activation ResNet-152 on {title} with manifold mixup",
+        data=data,
+        seeds=10,
+        spread="median",
+        configurations=tuple(
+            Configuration(name, "preact_resnet", MANIFOLD, options={"depth": 152}, **kind)
+            for name, kind in KINDS.items()
+        ),
+        claims=(
+            Claim(
+                "EquiNorm converges significantly faster than BatchNorm at the early epochs.",
+                "EquiNorm",
+                "BatchNorm",
+                "early_test_error",
+            ),
+            Claim(
+                "At the final epoch the test set performance is essentially the same: EquiNorm's "
+                "error is within half a percent of BatchNorm's.",
+                "EquiNorm",
+                "BatchNorm",
+                margin=0.005,
+            ),
+        ),
+        choices=(*SILENT[1:], "GroupNorm with 32 groups, its default."),
+        quick=Quick(width=0.5, depth=18, epochs=1, train_images=16),
+    )
+
+
+RECIPE = on("cifar10", "fig4a", "CIFAR-10")

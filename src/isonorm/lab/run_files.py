@@ -1,0 +1,148 @@
+"""The folder of a recipe's run: written after each training, read to go on or to judge."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_fabric import Fabric
+
+from . import environment, records
+from .claims import MEASURES, judge, measure
+from .machine import Machine
+from .recipe import Recipe
+from .recipes import find_recipe
+from .summary import Estimate
+from .train import Epoch, Result
+
+if TYPE_CHECKING:
+    from .experiment import Experiment, Trial
+
+RESULT, CURVES = "result.json", "curves.csv"
+_EPOCH = tuple(Epoch.__dataclass_fields__)
+
+
+def write(experiment: Experiment, fabric: Fabric) -> None:
+    """``curves.csv`` and ``result.json``, by one process; the latter names what counts."""
+    if not fabric.is_global_zero:
+        return
+    folder, results = experiment.folder, experiment.results
+    records.write_csv(
+        folder / CURVES,
+        ["configuration", "seed", "point", "validating", *_EPOCH],
+        (
+            (*trial, *asdict(epoch).values())
+            for trial, result in results.items()
+            for epoch in result.epochs
+        ),
+    )
+    records.write_json(folder / RESULT, _content(experiment))
+
+
+def _content(experiment: Experiment) -> dict[str, Any]:
+    recipe = experiment.recipe
+    found = experiment.by_configuration()
+    return {
+        "command": experiment.command,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "scale": experiment.scale,
+        "seeds": experiment.seeds,
+        "data": experiment.data,
+        "keep_weights": experiment.keep_weights,
+        "status": experiment.status,
+        "started": experiment.started.isoformat(timespec="seconds"),
+        "machine": asdict(experiment.machine),
+        "environment": environment.describe(experiment.machine.device),
+        "choices": recipe.choices,
+        "configurations": definition(recipe),
+        "summary": [
+            {
+                "configuration": name,
+                "setting": _setting(experiment, name),
+                **{key: asdict(_estimate(key, results)) for key in MEASURES},
+                "paper": dict(recipe[name].paper),
+            }
+            for name, results in found.items()
+        ],
+        "claims": [
+            {"claim": verdict.claim.text, "answer": verdict.answer, "evidence": verdict.evidence}
+            for verdict in (judge(claim, found) for claim in recipe.claims)
+        ],
+        "runs": [
+            {
+                **trial._asdict(),
+                "diverged": result.diverged,
+                "steps_per_epoch": result.steps_per_epoch,
+                **{key: measure(key, result) for key in MEASURES},
+            }
+            for trial, result in experiment.results.items()
+        ],
+    }
+
+
+def definition(recipe: Recipe) -> dict[str, str]:
+    """What is trained, in words that change when it does."""
+    return {configuration.name: repr(configuration) for configuration in recipe.configurations}
+
+
+def read(folder: Path) -> Experiment:
+    """The run in a folder, as far as it has come."""
+    from .experiment import Experiment, Trial
+
+    try:
+        content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        name, scale = content["recipe"], content["scale"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder} is not the folder of a run: there is no {RESULT} of 'isonorm run' in it."
+        ) from error
+    recipe = find_recipe(name)
+    recipe = recipe.shrunk() if scale == "quick" else recipe
+    if definition(recipe) != content["configurations"]:
+        raise ValueError(
+            f"{name} is defined otherwise now than when {folder} was begun: begin a new run."
+        )
+    curves: dict[Trial, list[Epoch]] = {}
+    with (folder / CURVES).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            point = int(row["point"]) if row["point"] else None
+            trial = Trial(
+                row["configuration"], int(row["seed"]), point, row["validating"] == "True"
+            )
+            numbers = {key: float(row[key]) for key in _EPOCH if key != "number"}
+            curves.setdefault(trial, []).append(Epoch(int(row["number"]), **numbers))
+    results: dict[Trial, Result] = {}
+    for run in content["runs"]:
+        trial = Trial(run["name"], run["seed"], run["point"], run["validating"])
+        results[trial] = Result(tuple(curves[trial]), run["steps_per_epoch"])
+    return Experiment(
+        recipe=recipe,
+        scale=scale,
+        seeds=content["seeds"],
+        data=content["data"],
+        machine=Machine(**content["machine"]),
+        folder=folder,
+        started=datetime.fromisoformat(content["started"]),
+        status=content["status"],
+        results=results,
+        keep_weights=content["keep_weights"],
+    )
+
+
+def _estimate(key: str, results: list[Result]) -> Estimate:
+    """Over the seeds that did not diverge and have the number."""
+    values = [measure(key, result) for result in results]
+    return Estimate.over(value if math.isfinite(value) else None for value in values)
+
+
+def _setting(experiment: Experiment, name: str) -> str:
+    """What a grid search chose."""
+    configuration = experiment.recipe[name]
+    point = experiment.chosen_point(configuration)
+    return configuration.search.label(point) if configuration.search and point is not None else ""
