@@ -19,8 +19,10 @@ SIZES = {
     "imagenet": (1_281_167, 1000, IMAGENET),
 }
 
-#: What a device may be expected to do in such networks, in operations a second: far below its peak.
+#: What a device may be expected to do in such networks, in operations a second, far below its peak;
+#: and how long a step takes at least.
 RATES = {"a CPU core": 2e10, "an H200": 4e13}
+SECONDS_PER_STEP = 0.003
 
 
 def images_seen(recipe: Recipe, seeds: int | None = None) -> int:
@@ -42,6 +44,17 @@ def operations(recipe: Recipe, seeds: int | None = None) -> float:
             counted[key] = counter.get_total_flops()
         total += 3.0 * counted[key] * _images_seen(configuration, recipe, seeds or recipe.seeds)
     return total
+
+
+def hours(recipe: Recipe, on: str, seeds: int | None = None) -> float:
+    """A rough guess at the time of all trainings on one device."""
+    images = SIZES[recipe.data][0]
+    steps = sum(
+        _images_seen(c, recipe, seeds or recipe.seeds) / (c.plan.batch_size or images)
+        for c in recipe.configurations
+    )
+    seconds = max(operations(recipe, seeds) / RATES[on], SECONDS_PER_STEP * steps)
+    return seconds / 3600
 
 
 def _images_seen(configuration: Configuration, recipe: Recipe, seeds: int) -> int:

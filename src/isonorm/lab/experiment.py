@@ -18,6 +18,7 @@ from .ingredients import build, read_data
 from .machine import Machine
 from .progress import Progress
 from .recipe import Configuration, Recipe, trainings
+from .streams import ImageFolders
 from .threads import torch_threads
 from .train import Result, seeded, train
 
@@ -60,6 +61,7 @@ class Experiment:
     status: str = "running"  # then "finished" or "interrupted"; a killed process leaves "running"
     results: dict[Trial, Result] = field(default_factory=dict)
     keep_weights: bool = False
+    verify: bool = True  # the checksums of the data's archives
 
     def trials(self) -> Iterator[Trial]:
         """All trainings in order, with every configuration once before the next seed; the points
@@ -116,24 +118,29 @@ class Experiment:
             left += [configuration.plan.epochs] * open_
         return left
 
+    def read_data(self) -> DataSet | ImageFolders:
+        quick = self.scale == "quick"
+        return read_data(self.recipe, self.data, quick=quick, verify=self.verify)
+
     @property
     def command(self) -> str:
         """The command line that repeats the run."""
         words = ["isonorm", "run", self.recipe.name, "--data", self.data, "--scale", self.scale]
         words += ["--seeds", str(self.seeds)]
+        words += ["--keep-weights"] * self.keep_weights + ["--no-verify"] * (not self.verify)
         plain = Machine()
         for name, value in asdict(self.machine).items():
             if value == getattr(plain, name) and name != "device":
                 continue
             option = "--" + name.replace("_", "-")
             words += [option] if value is True else [option, str(value)]
-        return shlex.join(words + ["--keep-weights"] * self.keep_weights)
+        return shlex.join(words)
 
 
 def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Experiment:
     """Do every training that has no result yet. Ctrl-C keeps what there is, and its checkpoint."""
     recipe, machine, folder = experiment.recipe, experiment.machine, experiment.folder
-    data = read_data(recipe, experiment.data, quick=experiment.scale == "quick")
+    data = experiment.read_data()
     experiment.status = "running"
     run_files.write(experiment, fabric)
     try:

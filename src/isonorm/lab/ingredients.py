@@ -13,7 +13,9 @@ from .recipe import Configuration, Quick, Recipe
 from .streams import ImageFolders
 
 
-def read_data(recipe: Recipe, folder: str, *, quick: bool) -> DataSet | ImageFolders:
+def read_data(
+    recipe: Recipe, folder: str, *, quick: bool, verify: bool = True
+) -> DataSet | ImageFolders:
     """The data set from its files; at quick scale, a few of its images."""
     if recipe.data == "imagenet":
         classes = [place for place in (Path(folder) / "train").glob("*") if place.is_dir()]
@@ -21,7 +23,7 @@ def read_data(recipe: Recipe, folder: str, *, quick: bool) -> DataSet | ImageFol
         if quick:
             return replace(data, size=recipe.quick.image_size, num_workers=0)
         return data
-    data = load(recipe.data, folder)
+    data = load(recipe.data, folder, verify=verify)
     return _few(data, recipe.quick) if quick else data
 
 

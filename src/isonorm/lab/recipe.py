@@ -156,8 +156,10 @@ def trainings(configuration: Configuration, seeds: int) -> int:
 def _shrunk(configuration: Configuration, quick: Quick) -> Configuration:
     plan, search = configuration.plan, configuration.search
     batch_size = plan.batch_size and min(plan.batch_size, quick.batch_size)
-    if search is not None and search.validation:
-        search = replace(search, validation=quick.train_images // 4)
+    if search is not None:  # the ends of each row of the grid
+        ends = {key: tuple(dict.fromkeys((row[0], row[-1]))) for key, row in search.grid.items()}
+        validation = quick.train_images // 4 if search.validation else 0
+        search = replace(search, grid=ends, validation=validation)
     known = options_of(MODELS[configuration.model].network)
     options = {**configuration.options, "width": quick.width}
     if "depth" in known and quick.depth is not None:

@@ -15,7 +15,6 @@ from .claims import PERCENT, judge, measure
 from .data import DataError
 from .devices import PRECISIONS, STRATEGIES, resolve_device
 from .experiment import Experiment, conduct
-from .ingredients import read_data
 from .machine import COMPILE_MODES, Machine
 from .output import console_for_results, fail, say
 from .progress import progress_on
@@ -102,6 +101,9 @@ def run(
     keep_weights: Annotated[
         bool, typer.Option("--keep-weights", help="Keep each training's final weights.")
     ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Take data whose checksum is not the published one.")
+    ] = False,
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where the run's own folder is made.")
     ] = Path("runs"),
@@ -132,8 +134,9 @@ def run(
                 sync_statistics=sync_statistics,
                 threads=threads,
             )
-            experiment = _begin(recipe, scale, seeds, data, machine, out, keep_weights)
-        _look_at_data(experiment)
+            experiment = _begin(recipe, scale, seeds, data, machine, out)
+            experiment.keep_weights, experiment.verify = keep_weights, not no_verify
+        experiment.read_data()  # before a folder is made, and processes are started
         fabric = experiment.machine.launch()
     except (ValueError, DataError) as error:
         fail(str(error), code=2)
@@ -169,7 +172,6 @@ def _begin(
     data: str,
     machine: Machine,
     out: Path,
-    keep_weights: bool,
 ) -> Experiment:
     recipe = find_recipe(name)
     if scale not in ("full", "quick"):
@@ -182,13 +184,7 @@ def _begin(
         machine=machine,
         folder=out,  # until it has its own
         started=datetime.now().astimezone(),
-        keep_weights=keep_weights,
     )
-
-
-def _look_at_data(experiment: Experiment) -> None:
-    """Fails before a folder is made and processes are started, where the data is not there."""
-    read_data(experiment.recipe, experiment.data, quick=True)
 
 
 def _new_folder(experiment: Experiment, is_first: bool) -> Path:
@@ -250,19 +246,19 @@ def _claims(console: Console, experiment: Experiment) -> None:
 def _describe(console: Console, recipe: Recipe) -> None:
     say(console, f"{recipe.name}: {recipe.title}")
     table = Table()
-    for heading in ("configuration", "network", "norm", "plan", "search", "paper"):
+    for heading in ("configuration", "network", "norm", "paper"):
         table.add_column(heading)
+    plans: dict[str, list[str]] = {}
     for c in recipe.configurations:
         options = ", ".join(f"{key}={value}" for key, value in c.options.items())
-        search = (
-            "; ".join(f"{key}: {values}" for key, values in c.search.grid.items())
-            if c.search
-            else ""
-        )
         paper = ", ".join(f"{key} {value:g}" for key, value in c.paper.items())
         norm = c.norm if c.conv == "plain" else c.conv
-        table.add_row(c.name, f"{c.model} {options}", norm, c.plan.describe(), search, paper)
+        table.add_row(c.name, f"{c.model} {options}", norm, paper)
+        searched = f"; searched: {dict(c.search.grid)}" if c.search else ""
+        plans.setdefault(c.plan.describe() + searched, []).append(c.name)
     console.print(table)
+    for plan, names in plans.items():
+        say(console, f"Trained: {plan} ({'all' if len(plans) == 1 else '; '.join(names)}).")
     for heading, lines in (
         ("The paper claims:", [claim.text for claim in recipe.claims]),
         ("Where the paper is silent:", recipe.choices),
@@ -270,14 +266,11 @@ def _describe(console: Console, recipe: Recipe) -> None:
         say(console, heading)
         for line in lines:
             say(console, f"  - {line}")
-    operations = cost.operations(recipe)
-    times = ", ".join(
-        f"{operations / rate / 3600:,.1f} h on {device}" for device, rate in cost.RATES.items()
-    )
+    times = ", ".join(f"{cost.hours(recipe, on):,.1f} h on {on}" for on in cost.RATES)
     say(
         console,
         f"Cost with the paper's {recipe.seeds} seed(s): {recipe.trainings} trainings, "
-        f"{operations:.1e} operations; roughly {times}.",
+        f"{cost.operations(recipe):.1e} operations; roughly {times}.",
     )
 
 

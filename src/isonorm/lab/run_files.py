@@ -55,6 +55,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
         "seeds": experiment.seeds,
         "data": experiment.data,
         "keep_weights": experiment.keep_weights,
+        "verify": experiment.verify,
         "status": experiment.status,
         "started": experiment.started.isoformat(timespec="seconds"),
         "machine": asdict(experiment.machine),
@@ -132,6 +133,7 @@ def read(folder: Path) -> Experiment:
         status=content["status"],
         results=results,
         keep_weights=content["keep_weights"],
+        verify=content["verify"],
     )
 
 

@@ -59,12 +59,12 @@ RECIPE = Recipe(
         ),
     ),
     choices=(
-        "The paper does not say how many iterations; its published script has 1000. It also halves "
-        "the learning rate every 40 of them by default; the paper does not, and neither is it here.",
+        "The paper does not say how many iterations; its published script has 1000, and by "
+        "default halves the learning rate every 40, of which the paper does not speak: constant.",
         "Full batch is all 60,000 images; the published script takes 50,000 of them at random, "
         "enlarged to 32 × 32.",
-        "Pixels in [0, 1] minus their mean, all 100 neurons whitened together, no γ and β: as in the "
-        "published code (whose PCA variant has them). Torch's initialization of linear layers.",
+        "Pixels in [0, 1] minus their mean, all 100 neurons whitened together, no γ and β: as in "
+        "the published code (whose PCA variant has them). Torch's initialization of linear layers.",
         "Random guessing: a training loss above 1.5, where guessing among ten gives 2.3.",
     ),
     quick=Quick(width=0.2, epochs=1, train_images=24, test_images=16),

@@ -68,5 +68,5 @@ RECIPE = Recipe(
         "in steps. Adam is searched over the same intervals, without weight decay.",
         "γ and β with both norms.",
     ),
-    quick=Quick(width=0.04, epochs=1, train_images=16, batch_size=12, test_images=16),
+    quick=Quick(width=0.04, epochs=1, train_images=40, batch_size=30, test_images=16),
 )

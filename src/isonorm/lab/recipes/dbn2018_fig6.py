@@ -73,8 +73,8 @@ RECIPE = Recipe(
     choices=(
         "(b) leaves the depth open; the default of the published code is 32, its groups of 42 "
         "channels 14. It ends at 200 epochs.",
-        "Augmentation and preprocessing as in the published code: crops of 4 pixels mirrored at the "
-        "edge, flips; each channel standardized. One run, as the paper does not average.",
+        "Augmentation and preprocessing as in the published code: crops of 4 pixels mirrored at "
+        "the edge, flips; each channel standardized. One run, as the paper does not average.",
     ),
-    quick=Quick(width=0.17, depth=8),
+    quick=Quick(width=0.17, depth=8, epochs=1, train_images=32),
 )

@@ -26,8 +26,8 @@ SMALL = Quick(width=0.06, depth=10)
 SILENT = (
     "'20 convolutions, 96 planes, 9.7m parameters' is read as WRN-22-6 with 96 channels at the "
     "stem, which has 9.7 M.",
-    "Pixels in [0, 1], not standardized: Section 5.2 recommends it for EquiNorm; the paper does not "
-    "say whether BatchNorm's images were, and here they are not.",
+    "Pixels in [0, 1], not standardized: Section 5.2 recommends it for EquiNorm; the paper does "
+    "not say whether BatchNorm's images were, and here they are not.",
     "EquiNorm is in every convolution, with its γ and β; the classifier is a plain linear layer.",
 )
 
@@ -39,7 +39,7 @@ def wide(name: str, plan: Plan, **kind: str) -> Configuration:
 RECIPE = Recipe(
     paper="equinorm2018",
     figure="fig2",
-    title="Wide ResNet on CIFAR-10: EquiNorm overfits; a quarter of the batch and mixup as remedies",
+    title="Wide ResNet on CIFAR-10: EquiNorm overfits; quarter batches and mixup as remedies",
     data="cifar10",
     seeds=10,
     spread="median",

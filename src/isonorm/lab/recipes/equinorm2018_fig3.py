@@ -31,9 +31,9 @@ RECIPE = Recipe(
     ),
     choices=(
         *SILENT,
-        "The ramps are linear, 'from epochs 1 to 13' from the beginning to the end of epoch 13; the "
-        "annealing ends at a hundredth of the starting rate. Momentum stays at 0.85 after epoch 26, "
-        "as the paper has it, though it had risen to 0.95 by then.",
+        "The ramps are linear, 'from epochs 1 to 13' from the beginning to the end of epoch 13; "
+        "the annealing ends at a hundredth of the starting rate. Momentum stays at 0.85 after "
+        "epoch 26, as the paper has it, though it had risen to 0.95 by then.",
         "The paper shows its GroupNorm lines in Figure 4 only.",
     ),
     quick=SMALL,

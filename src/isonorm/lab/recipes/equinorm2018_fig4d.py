@@ -41,7 +41,7 @@ RECIPE = Recipe(
     choices=(
         *CHOICES,
         "The paper gives no hyper-parameters for ImageNet: 90 epochs with lr 0.1 times 0.1 at 30 "
-        "and 60. Images are standardized, as ImageNet's are, though EquiNorm asks for positive ones.",
+        "and 60. Images are standardized, as usual, though EquiNorm asks for positive ones.",
     ),
     quick=replace(QUICK, width=0.5),
 )

@@ -72,7 +72,7 @@ RECIPE = Recipe(
         "published code. Torch's initialization of linear layers.",
         "DBN and IterNorm whiten all 100 neurons together. DBN keeps γ and β, as IterNorm does.",
         "The learning rate is chosen by the training loss of the last epoch, with the first seed.",
-        "Random results: a test error of at least 80 %. Learning well: a training error below 10 %.",
+        "Random results: a test error of 80 % or more; learning well: a training error below 10 %.",
     ),
     quick=Quick(width=0.2, epochs=1, batch_size=2, train_images=24, test_images=16),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..plan import Plan
-from ..recipe import Claim, Configuration, Recipe
+from ..recipe import Claim, Configuration, Quick, Recipe
 from ..schedules import Steps
 from .common import BN, DBN, ITERNORM_ALL, MIRRORED, lower
 
@@ -25,6 +25,7 @@ PLANS = {
     "batch 16": replace(BASE, batch_size=16, lr=0.0125),
     "10 × lr": replace(BASE, lr=1.0),
 }
+SMALL = Quick(width=0.04, epochs=1, train_images=32, test_images=16)
 NORMS = {"BN": BN, "DBN": DBN, "IterNorm": ITERNORM_ALL}
 
 #: By how much IterNorm's test error is lower than BN's and DBN's, in percent (Section 5.1).
@@ -75,11 +76,12 @@ RECIPE = Recipe(
         )
     ),
     choices=(
-        "The paper gives neither momentum nor weight decay; its published scripts have 0.9, without "
-        "Nesterov, and 0.",
+        "The paper gives neither momentum nor weight decay; its published scripts have 0.9 "
+        "(without Nesterov) and 0.",
         "'A random crop with padding': 4 pixels, mirrored at the edge as in the published code.",
         "Of the learning rates {0.4, 0.1, 0.0125} each batch size takes its own, by the linear "
         "rule: 1024, 256, 16. (The published script for 16 has 0.1, with 0.0125 commented out.)",
         "He et al.'s initialization.",
     ),
+    quick=SMALL,
 )

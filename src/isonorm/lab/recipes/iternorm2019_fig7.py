@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..recipe import Claim, Configuration, Recipe
-from .iternorm2019_fig6 import BASE
+from .iternorm2019_fig6 import BASE, SMALL
 
 ITERATIONS = (0, 1, 3, 5, 7)
 GROUPS = (512, 256, 64, 32, 1)
@@ -61,4 +61,5 @@ RECIPE = Recipe(
         ),
     ),
     choices=("As iternorm2019-fig6's base configuration; group size 512 is (a)'s T = 5.",),
+    quick=SMALL,
 )

@@ -1,0 +1,251 @@
+"""The commands around recipes: resuming, several processes, claims, and what can go wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from isonorm.lab import experiment as experiments
+from isonorm.lab import records, reproduce, run_files
+from isonorm.lab.cli import app
+from isonorm.lab.recipes import all_recipes
+
+TWO_EPOCHS = "dbn2018-table2"  # four trainings of two epochs at quick scale
+CLOCKS = {"seconds", "test_seconds"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, official) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    official.cifar(folder, train=60, test=20)
+    official.mnist(folder, train=60, test=20)
+    return folder
+
+
+def words(files: Path, out: Path, *more: str, recipe: str = TWO_EPOCHS) -> list[str]:
+    return ["run", recipe, "--data", str(files), "--scale", "quick", "--device", "cpu",
+            "--keep-weights", "--out", str(out), *more]  # fmt: skip
+
+
+def isonorm_command(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def curves(folder: Path) -> list[dict[str, str]]:
+    with (folder / "curves.csv").open() as file:
+        rows = csv.DictReader(file)
+        return [{key: row[key] for key in row if key not in CLOCKS} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(files, tmp_path_factory) -> Path:
+    """A run from beginning to end."""
+    out = tmp_path_factory.mktemp("whole")
+    ran = isonorm_command(*words(files, out))
+    assert ran.exit_code == 0, ran.output
+    (folder,) = out.iterdir()
+    return folder
+
+
+# Kills the process itself, without warning, when the third training has saved its first epoch.
+KILLED = """
+import os, signal
+from isonorm.lab import checkpoints, cli, experiment
+experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
+save, calls = checkpoints.save, 0
+
+def save_then_die(path, *arguments, **options):
+    global calls
+    save(path, *arguments, **options)
+    calls += path.name.startswith("03-")
+    if calls == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoints.save = save_then_die
+cli.app()
+"""
+
+
+def test_killed_and_resumed_it_ends_with_the_same_weights_and_curves(whole, files, tmp_path):
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *words(files, tmp_path)],
+        capture_output=True,
+        timeout=100,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    (folder,) = tmp_path.iterdir()
+    content = json.loads((folder / "result.json").read_text())
+    assert content["status"] == "running" and len(content["runs"]) == 2
+    (checkpoint,) = folder.glob("*checkpoint*")
+    assert checkpoint.name == "03-seed0-checkpoint.safetensors"
+
+    resumed = isonorm_command("run", "--resume", str(folder))
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.output.startswith("[1/2] ")  # two of four were finished
+    assert not list(folder.glob("*checkpoint*"))
+    assert json.loads((folder / "result.json").read_text())["status"] == "finished"
+    assert curves(folder) == curves(whole)
+    torch.testing.assert_close(weights(folder), weights(whole), rtol=0, atol=0)
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(whole, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    train = experiments.train
+
+    def interrupted(*arguments, on_epoch, **options):
+        def at_the_second(epoch):
+            on_epoch(epoch)
+            if epoch.number == 1 and len(list(tmp_path.glob("*/0?-seed0.safetensors"))) == 1:
+                signal.raise_signal(signal.SIGINT)
+
+        return train(*arguments, on_epoch=at_the_second, **options)
+
+    monkeypatch.setattr(experiments, "train", interrupted)
+    stopped = isonorm_command(*words(files, tmp_path))
+    (folder,) = tmp_path.iterdir()
+    assert stopped.exit_code == 130
+    last = stopped.output.splitlines()[-1]
+    assert last == (
+        f"Stopped with 1 trainings finished and 3 to go. Go on with: isonorm run --resume {folder}"
+    )
+    assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
+
+    monkeypatch.undo()
+    assert isonorm_command("run", "--resume", str(folder)).exit_code == 0
+    assert curves(folder) == curves(whole)
+    torch.testing.assert_close(weights(folder), weights(whole), rtol=0, atol=0)
+
+
+def test_two_processes_train_to_the_weights_of_one(files, tmp_path):
+    """On the CPU with gloo, in float64, with the statistics of the whole batch."""
+    options = ["--precision", "float64", "--sync-statistics"]
+    recipe = "dbn2018-fig6"  # BN and DBN behind every convolution, momentum, random crops
+    one = isonorm_command(*words(files, tmp_path / "one", *options, recipe=recipe))
+    assert one.exit_code == 0, one.output
+    two = subprocess.run(
+        [sys.executable, "-m", "isonorm.lab.cli"]
+        + words(files, tmp_path / "two", *options, "--devices", "2", recipe=recipe),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert two.returncode == 0, two.stdout + two.stderr
+    folders = [next((tmp_path / name).iterdir()) for name in ("one", "two")]
+    expected, found = map(weights, folders)
+    assert len(expected) == 8
+    for name in expected:
+        for key, value in expected[name].items():
+            assert value.dtype == torch.float64 or not value.is_floating_point()
+            torch.testing.assert_close(found[name][key], value, rtol=1e-5, atol=1e-9)
+    for row, other in zip(*map(curves, folders), strict=True):
+        assert float(row["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-5)
+        assert row["test_error"] == other["test_error"]
+
+
+def test_divergence_is_recorded_and_never_chosen(files, tmp_path, monkeypatch):
+    recipe = run_files.find_recipe("dbn2018-fig2")
+    searches = [
+        replace(c, search=replace(c.search, grid={"lr": (1e30, 0.1)}))
+        for c in recipe.configurations[:2]
+    ]
+    wild = replace(recipe, configurations=tuple(searches), claims=())
+    monkeypatch.setattr(reproduce, "find_recipe", lambda name: wild)
+    ran = isonorm_command(*words(files, tmp_path, recipe=recipe.name))
+    assert ran.exit_code == 0, ran.output
+    (folder,) = tmp_path.iterdir()
+    content = json.loads((folder / "result.json").read_text())
+    assert [run["diverged"] for run in content["runs"]] == [True, False] * 2
+    assert content["runs"][0]["train_loss"] is None
+    assert {row["setting"] for row in content["summary"]} == {"lr=0.1"}
+
+
+def test_a_full_disk_leaves_earlier_results_untouched(files, tmp_path, monkeypatch):
+    flush, writes = records._flush_to_disk, 0
+
+    def disk_that_fills_up(path):
+        nonlocal writes
+        writes += 1
+        if writes > 6:  # twice: nothing finished; the first training; its weights; the second's
+            raise OSError(28, "No space left on device", str(path))
+        flush(path)
+
+    monkeypatch.setattr(records, "_flush_to_disk", disk_that_fills_up)
+    ran = isonorm_command(*words(files, tmp_path))
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("isonorm: cannot write to ") and ran.stderr.count("\n") == 1
+    assert "No space left on device" in ran.stderr
+    (folder,) = tmp_path.iterdir()
+    assert len(json.loads((folder / "result.json").read_text())["runs"]) == 1
+    monkeypatch.undo()
+    assert isonorm_command("run", "--resume", str(folder)).exit_code == 0
+
+
+def test_check_judges_a_finished_run(whole):
+    checked = isonorm_command("check", str(whole))
+    assert checked.exit_code == 0
+    lines = checked.output.splitlines()
+    assert len(lines) == 1 + len(run_files.find_recipe(TWO_EPOCHS).claims)
+    assert all(line.split(":")[0] in {"holds", "fails", "undecided"} for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            ["run", "dbn2018-tabel1"],
+            "no recipe called 'dbn2018-tabel1': did you mean dbn2018-table1?",
+        ),
+        (["run", "dbn2018-table1", "--data", "nowhere"], "cifar10 was not found in"),
+        (["run", "dbn2018-table1", "--scale", "half"], "scale must be full or quick; got 'half'"),
+        (["run", "dbn2018-table1", "--precision", "int8"], "precision must be one of float32"),
+        (["run", "dbn2018-table1", "--compile", "maybe"], "compile must be one of no, yes, graphs"),
+        (["run", "dbn2018-table1", "--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["run", "dbn2018-table1", "--strategy", "fsdp"], "on a CPU choose ddp"),
+        (["run", "--resume", "nowhere"], "nowhere is not the folder of a run"),
+        (["check", "nowhere"], "nowhere is not the folder of a run"),
+        (["recipes", "fig"], "there is no recipe called 'fig'"),
+    ],
+)
+def test_wrong_words_are_answered_in_one_sentence(wrong, sentence, files, tmp_path):
+    if wrong[0] == "run" and "--resume" not in wrong:
+        wrong = [*wrong, "--out", str(tmp_path / "runs")]
+        if "--data" not in wrong:
+            wrong += ["--data", str(files)]
+    answered = isonorm_command(*wrong)
+    assert answered.exit_code == 2
+    assert answered.stderr.startswith("isonorm: ") and answered.stderr.count("\n") == 1
+    assert sentence in answered.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_changed_recipe_is_not_resumed(whole, tmp_path, monkeypatch):
+    recipe = run_files.find_recipe(TWO_EPOCHS)
+    other = replace(recipe, configurations=recipe.configurations[:1], claims=())
+    monkeypatch.setattr(run_files, "find_recipe", lambda name: other)
+    answered = isonorm_command("run", "--resume", str(whole))
+    assert answered.exit_code == 2 and "is defined otherwise now" in answered.stderr
+
+
+def test_recipes_are_listed_and_described():
+    listed = isonorm_command("recipes")
+    assert listed.exit_code == 0
+    for name in all_recipes():
+        assert f"│ {name} " in listed.output
+    described = isonorm_command("recipes", TWO_EPOCHS)
+    assert described.exit_code == 0
+    for text in ("WRN-28-10", "3.79", "Where the paper is silent", "20 trainings", "on an H200"):
+        assert text in described.output
