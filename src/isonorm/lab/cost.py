@@ -1,6 +1,9 @@
-"""What a recipe costs, counted and estimated before anything is trained."""
+"""What a recipe costs, counted and guessed before anything is trained."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,44 +22,50 @@ SIZES = {
     "imagenet": (1_281_167, 1000, IMAGENET),
 }
 
-#: What a device may be expected to do in such networks, in operations a second, far below its peak;
-#: and how long a step takes at least.
+#: What a device may be expected to do in such networks, in operations a second, far below its peak.
 RATES = {"a CPU core": 2e10, "an H200": 4e13}
-SECONDS_PER_STEP = 0.003
+#: How long each parameter makes a step at least, forward, backward and in the optimizer.
+SECONDS_PER_PARAMETER = 1e-4
 
 
-def images_seen(recipe: Recipe, seeds: int | None = None) -> int:
-    """Training images over all trainings, the searches included."""
-    return sum(_images_seen(c, recipe, seeds or recipe.seeds) for c in recipe.configurations)
+class Work(NamedTuple):
+    """All trainings of one configuration."""
+
+    images: int  # seen in training, the searches included
+    steps: float
+    operations: float  # of the matrix products, forward and twice that backward
+    parameters: int  # tensors, not their elements
+
+    def hours(self, on: str) -> float:
+        """A rough guess: as fast as the device computes, or as fast as it is given work."""
+        computing = self.operations / RATES[on]
+        return max(computing, self.steps * self.parameters * SECONDS_PER_PARAMETER) / 3600
 
 
-def operations(recipe: Recipe, seeds: int | None = None) -> float:
-    """Floating-point operations of all trainings: those of the matrix products, forward and twice
-    that backward, counted on networks without memory.
-    """
-    _, num_classes, shape = SIZES[recipe.data]
-    total, counted = 0.0, dict[str, int]()
+def images_seen(recipe: Recipe) -> int:
+    """Training images over all trainings with the paper's seeds."""
+    return sum(_images_seen(configuration, recipe) for configuration in recipe.configurations)
+
+
+def work(recipe: Recipe) -> Iterator[Work]:
+    """Each configuration's, with the paper's seeds, counted on networks without memory."""
+    available, num_classes, shape = SIZES[recipe.data]
+    counted: dict[str, tuple[int, int]] = {}
     for configuration in recipe.configurations:
-        key = f"{configuration.model} {configuration.options}"  # norms hardly count
+        sizes = {k: v for k, v in configuration.options.items() if not k.endswith("norm")}
+        key = f"{configuration.model} {sizes}"  # norms hardly count
         if key not in counted:
-            with torch.device("meta"), FlopCounterMode(display=False) as counter:
-                configuration.build(shape, num_classes).eval()(torch.empty(1, *shape))
-            counted[key] = counter.get_total_flops()
-        total += 3.0 * counted[key] * _images_seen(configuration, recipe, seeds or recipe.seeds)
-    return total
+            with torch.device("meta"):
+                network, image = configuration.build(shape, num_classes), torch.empty(1, *shape)
+            with FlopCounterMode(display=False) as counter:
+                network.eval()(image)
+            counted[key] = counter.get_total_flops(), len(list(network.parameters()))
+        operations, parameters = counted[key]
+        images = _images_seen(configuration, recipe)
+        steps = images / (configuration.plan.batch_size or available)
+        yield Work(images, steps, 3.0 * operations * images, parameters)
 
 
-def hours(recipe: Recipe, on: str, seeds: int | None = None) -> float:
-    """A rough guess at the time of all trainings on one device."""
+def _images_seen(configuration: Configuration, recipe: Recipe) -> int:
     images = SIZES[recipe.data][0]
-    steps = sum(
-        _images_seen(c, recipe, seeds or recipe.seeds) / (c.plan.batch_size or images)
-        for c in recipe.configurations
-    )
-    seconds = max(operations(recipe, seeds) / RATES[on], SECONDS_PER_STEP * steps)
-    return seconds / 3600
-
-
-def _images_seen(configuration: Configuration, recipe: Recipe, seeds: int) -> int:
-    images = SIZES[recipe.data][0]
-    return images * configuration.plan.epochs * trainings(configuration, seeds)
+    return images * configuration.plan.epochs * trainings(configuration, recipe.seeds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -92,9 +92,9 @@ class Experiment:
         }
         return min(tried, key=lambda point: tried[point]) if tried else None
 
-    def by_configuration(self) -> dict[str, list[Result]]:
+    def by_configuration(self) -> dict[str, Sequence[Result]]:
         """The results that count, those of chosen points, by configuration."""
-        found: dict[str, list[Result]] = {}
+        found: dict[str, Sequence[Result]] = {}
         for configuration in self.recipe.configurations:
             point = self.chosen_point(configuration)
             chosen = [

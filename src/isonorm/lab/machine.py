@@ -59,8 +59,9 @@ class Machine:
         """The model as it is to be trained here."""
         if self.sync_statistics:
             for module in model.modules():
-                if hasattr(module, "process_group"):  # what isonorm's layers over a batch have
-                    module.process_group = "world"
+                area = getattr(module, "area", None)
+                if hasattr(module, "process_group") and (area is None or area.spans_batch):
+                    setattr(module, "process_group", "world")  # noqa: B010
         if self.device.startswith("cuda"):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from . import cost, records, run_files
 from .claims import PERCENT, judge, measure
-from .data import DataError
 from .devices import PRECISIONS, STRATEGIES, resolve_device
 from .experiment import Experiment, conduct
 from .machine import COMPILE_MODES, Machine
@@ -138,7 +137,7 @@ def run(
             experiment.keep_weights, experiment.verify = keep_weights, not no_verify
         experiment.read_data()  # before a folder is made, and processes are started
         fabric = experiment.machine.launch()
-    except (ValueError, DataError) as error:
+    except ValueError as error:
         fail(str(error), code=2)
     console.quiet = not fabric.is_global_zero
     progress = progress_on(console, experiment.epochs_left)
@@ -146,7 +145,7 @@ def run(
         if resume is None:
             experiment.folder = fabric.broadcast(_new_folder(experiment, fabric.is_global_zero))
         conduct(experiment, fabric, progress)
-    except DataError as error:
+    except ValueError as error:
         fail(str(error), code=2)
     except OSError as error:
         fail(f"cannot write to {error.filename or out}: {error.strerror or error}.", code=1)
@@ -176,6 +175,13 @@ def _begin(
     recipe = find_recipe(name)
     if scale not in ("full", "quick"):
         raise ValueError(f"scale must be full or quick; got {scale!r}.")
+    processes = machine.devices * machine.nodes
+    for configuration in recipe.configurations:
+        if (configuration.plan.batch_size or processes) % processes:
+            raise ValueError(
+                f"{configuration.name} has batches of {configuration.plan.batch_size}, which "
+                f"{processes} processes cannot share equally: choose another number of devices."
+            )
     return Experiment(
         recipe=recipe.shrunk() if scale == "quick" else recipe,
         scale=scale,
@@ -266,11 +272,14 @@ def _describe(console: Console, recipe: Recipe) -> None:
         say(console, heading)
         for line in lines:
             say(console, f"  - {line}")
-    times = ", ".join(f"{cost.hours(recipe, on):,.1f} h on {on}" for on in cost.RATES)
+    works = list(cost.work(recipe))
+    times = ", ".join(
+        f"{sum(work.hours(on) for work in works):,.1f} h on {on}" for on in cost.RATES
+    )
     say(
         console,
         f"Cost with the paper's {recipe.seeds} seed(s): {recipe.trainings} trainings, "
-        f"{cost.operations(recipe):.1e} operations; roughly {times}.",
+        f"{sum(work.operations for work in works):.1e} operations; roughly {times}.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -137,7 +138,7 @@ def read(folder: Path) -> Experiment:
     )
 
 
-def _estimate(key: str, results: list[Result]) -> Estimate:
+def _estimate(key: str, results: Sequence[Result]) -> Estimate:
     """Over the seeds that did not diverge and have the number."""
     values = [measure(key, result) for result in results]
     return Estimate.over(value if math.isfinite(value) else None for value in values)

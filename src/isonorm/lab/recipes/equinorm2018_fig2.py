@@ -32,8 +32,8 @@ SILENT = (
 )
 
 
-def wide(name: str, plan: Plan, **kind: str) -> Configuration:
-    return Configuration(name, "wrn", plan, options=NETWORK, **kind)
+def wide(name: str, plan: Plan, norm: str = "plain", conv: str = "plain") -> Configuration:
+    return Configuration(name, "wrn", plan, norm=norm, conv=conv, options=NETWORK)
 
 
 RECIPE = Recipe(

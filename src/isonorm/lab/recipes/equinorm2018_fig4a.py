@@ -6,7 +6,12 @@ from ..recipe import Claim, Configuration, Quick, Recipe
 from .common import BN, GN
 from .equinorm2018_fig2 import MANIFOLD, SILENT
 
-KINDS = {"BatchNorm": {"norm": BN}, "GroupNorm": {"norm": GN}, "EquiNorm": {"conv": "equinorm"}}
+#: Name → norm and convolution.
+KINDS = {
+    "BatchNorm": (BN, "plain"),
+    "GroupNorm": (GN, "plain"),
+    "EquiNorm": ("plain", "equinorm"),
+}
 
 
 def on(data: str, figure: str, title: str) -> Recipe:
@@ -18,8 +23,10 @@ def on(data: str, figure: str, title: str) -> Recipe:
         seeds=10,
         spread="median",
         configurations=tuple(
-            Configuration(name, "preact_resnet", MANIFOLD, options={"depth": 152}, **kind)
-            for name, kind in KINDS.items()
+            Configuration(
+                name, "preact_resnet", MANIFOLD, norm=norm, conv=conv, options={"depth": 152}
+            )
+            for name, (norm, conv) in KINDS.items()
         ),
         claims=(
             Claim(

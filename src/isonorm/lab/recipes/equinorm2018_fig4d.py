@@ -21,10 +21,11 @@ RECIPE = Recipe(
             name,
             "resnet",
             replace(PLAN, epochs=90, schedule=Steps((30, 60), 0.1)),
+            norm=norm,
+            conv=conv,
             options={"depth": 50},
-            **kind,
         )
-        for name, kind in KINDS.items()
+        for name, (norm, conv) in KINDS.items()
     ),
     claims=(
         Claim(
