@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from .ingredients import NOISE
 from .models.registry import CIFAR, FACE, IMAGENET, MNIST
 from .recipe import Configuration, Recipe, trainings
 
@@ -20,6 +21,7 @@ SIZES = {
     "yaleb": (1_810, 38, FACE),
     "pie": (8_665, 68, FACE),
     "imagenet": (1_281_167, 1000, IMAGENET),
+    **NOISE,
 }
 
 #: What a device may be expected to do in such networks, in operations a second, far below its peak.

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from .data import DataSet, load
+from .models.registry import CIFAR, IMAGENET
 from .recipe import Configuration, Quick, Recipe
 from .streams import ImageFolders
+
+#: Images without meaning, where time is all that is measured: how many, of which classes and shape.
+NOISE = {"noise-cifar": (50_000, 10, CIFAR), "noise-imagenet": (2_560, 1000, IMAGENET)}
 
 
 def read_data(
@@ -23,6 +27,8 @@ def read_data(
         if quick:
             return replace(data, size=recipe.quick.image_size, num_workers=0)
         return data
+    if recipe.data in NOISE:
+        return _noise(recipe, quick=quick)
     data = load(recipe.data, folder, verify=verify)
     return _few(data, recipe.quick) if quick else data
 
@@ -33,6 +39,26 @@ def build(configuration: Configuration, data: DataSet | ImageFolders) -> nn.Modu
         return configuration.build((3, data.size, data.size), data.num_classes)
     channels, height, width = data.train_images.shape[1:]
     return configuration.build((channels, height, width), data.num_classes)
+
+
+def _noise(recipe: Recipe, *, quick: bool) -> DataSet:
+    """Random pixels and labels, the same each time; a fifth or an eighth as many to test on."""
+    count, num_classes, (channels, *sides) = NOISE[recipe.data]
+    test = count // (5 if recipe.data == "noise-cifar" else 8)
+    if quick:
+        count, test = recipe.quick.train_images, recipe.quick.test_images
+        sides = [recipe.quick.image_size] * 2
+    chance = torch.Generator().manual_seed(0)
+
+    def images(n: int) -> Tensor:
+        return torch.randint(256, (n, channels, *sides), dtype=torch.uint8, generator=chance)
+
+    def labels(n: int) -> Tensor:
+        return torch.randint(num_classes, (n,), generator=chance)
+
+    return DataSet(
+        recipe.data, images(count), labels(count), images(test), labels(test), num_classes
+    )
 
 
 def _few(data: DataSet, quick: Quick) -> DataSet:

@@ -94,7 +94,7 @@ class Quick:
     """How an experiment is shrunk to seconds: what it computes stays the same, the sizes do not."""
 
     width: float = 0.125
-    depth: int | None = None
+    depth: int | Mapping[str, int] | None = None  # of all networks, or by their names
     epochs: int = 2
     batch_size: int = 16
     train_images: int = 48
@@ -163,7 +163,8 @@ def _shrunk(configuration: Configuration, quick: Quick) -> Configuration:
     known = options_of(MODELS[configuration.model].network)
     options = {**configuration.options, "width": quick.width}
     if "depth" in known and quick.depth is not None:
-        options["depth"] = quick.depth
+        depth = quick.depth
+        options["depth"] = depth if isinstance(depth, int) else depth[configuration.model]
     return replace(
         configuration,
         options=options,

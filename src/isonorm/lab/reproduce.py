@@ -39,7 +39,7 @@ def recipes(
             fail(str(error), code=2)
         return
     table = Table(caption="'isonorm recipes RECIPE' tells the rest.", caption_justify="left")
-    for heading in ("recipe", "what", "data", "paper's test error, %"):
+    for heading in ("recipe", "what", "data", "paper"):
         table.add_column(heading, no_wrap=heading in ("recipe", "data"))
     for heading in ("trainings", "images"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -284,8 +284,12 @@ def _describe(console: Console, recipe: Recipe) -> None:
 
 
 def _papers_numbers(recipe: Recipe) -> str:
-    errors = [c.paper["test_error"] for c in recipe.configurations if "test_error" in c.paper]
-    return f"{min(errors):g} to {max(errors):g}" if errors else "curves"
+    """The range of its first measure; many figures are curves without numbers."""
+    found = [next(iter(c.paper.items())) for c in recipe.configurations if c.paper]
+    if not found:
+        return "curves"
+    numbers = [number for _, number in found]
+    return f"{_heading(found[0][0])}: {min(numbers):g} to {max(numbers):g}"
 
 
 def _heading(measure_: str) -> str:
