@@ -58,18 +58,19 @@ def test_every_recipe_runs_at_quick_scale(name, files, tmp_path, monkeypatch):
     assert left == sorted(["curves.csv", "result.json", *drawn])
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_full_size_networks_can_be_built_and_mixup_has_its_places(name):
-    recipe = RECIPES[name]
-    _, num_classes, shape = SIZES[recipe.data]
+def test_full_size_networks_can_be_built_and_mixup_has_its_places():
     built = {}
-    for configuration in recipe.configurations:
-        kind = (configuration.model, str(configuration.options), configuration.conv)
-        if kind not in built:
-            with torch.device("meta"):
-                built[kind] = configuration.build(shape, num_classes)
-        for place in configuration.plan.mixup_places:
-            built[kind].get_submodule(place)
+    for recipe in RECIPES.values():
+        _, num_classes, shape = SIZES[recipe.data]
+        for configuration in recipe.configurations:
+            options = {k: v for k, v in configuration.options.items() if not k.endswith("norm")}
+            kind = (configuration.model, configuration.conv, str(options), shape)
+            if kind not in built:
+                with torch.device("meta"):
+                    built[kind] = configuration.build(shape, num_classes)
+            for place in configuration.plan.mixup_places:
+                built[kind].get_submodule(place)
+    assert len(built) > 20
 
 
 def test_claims_speak_of_what_is_measured():
