@@ -149,6 +149,19 @@ def untimed(result: Result) -> list[str]:
     return [repr(replace(epoch, seconds=0, test_seconds=0)) for epoch in result.epochs]
 
 
+def test_precision_is_fabrics(data):
+    plan = Plan(epochs=2, batch_size=64, lr=0.2)
+    results = {}
+    for precision in ("float32", "bf16", "float64"):
+        model = seeded(0, small_mlp)
+        fabric = make_fabric("cpu", precision=precision)
+        results[precision] = train(model, data, plan, seed=0, fabric=fabric).train_loss
+        expected = torch.float64 if precision == "float64" else torch.float32
+        assert model.fc.weight.dtype == expected
+    assert len(set(results.values())) == 3
+    assert max(results.values()) - min(results.values()) < 0.02
+
+
 def test_a_checkpoint_that_was_cut_short_is_answered_in_one_sentence(data, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     plan = Plan(epochs=1, batch_size=256, lr=0.1)

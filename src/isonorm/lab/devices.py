@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from lightning_fabric import Fabric
 
@@ -56,6 +58,7 @@ def make_fabric(
         )
     if strategy == "fsdp" and where.type == "cpu":
         raise ValueError("strategy fsdp shards a model over GPUs; on a CPU choose ddp.")
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it does was asked for
     try:
         return Fabric(
             accelerator=where.type,

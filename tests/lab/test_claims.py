@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from isonorm.lab.claims import judge, measure
+from isonorm.lab.recipe import Claim
+
+
+@pytest.fixture
+def found(make_result):
+    nan = float("nan")
+    return {
+        "good": [make_result([1.0, 0.1], [0.5, error]) for error in (0.10, 0.12)],
+        "bad": [make_result([1.0, 0.2], [0.6, error]) for error in (0.20, 0.22)],
+        "noisy": [make_result([1.0, 0.2], [0.6, error]) for error in (0.02, 0.22)],
+        "lost": [make_result([9.0, nan], [0.9, 0.9])],
+        "alone": [make_result([1.0, 0.2], [0.6, 0.15])],
+    }
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher", "answer"),
+    [
+        ("good", "bad", "holds"),
+        ("bad", "good", "fails"),
+        ("good", "noisy", "undecided"),  # they differ by less than the standard error
+        ("good", "lost", "holds"),  # what diverged is worse than anything
+        ("lost", "lost", "undecided"),
+        ("alone", "bad", "holds"),  # one seed: the other side's spread alone
+        ("good", 0.3, "holds"),
+        (0.3, "good", "fails"),
+        ("good", "absent", "not measured"),
+    ],
+)
+def test_claims_are_judged_by_means_and_their_errors(found, lower, higher, answer):
+    assert judge(Claim("of the paper", lower, higher), found).answer == answer
+
+
+def test_a_margin_makes_room(found):
+    assert judge(Claim("about the same", "bad", "good", margin=0.05), found).answer == "fails"
+    assert judge(Claim("about the same", "bad", "good", margin=0.15), found).answer == "holds"
+
+
+def test_the_evidence_is_in_the_papers_units(found):
+    verdict = judge(Claim("Better.", "good", "bad"), found)
+    assert str(verdict) == "holds: Better. (good 11 ± 1.4% against bad 21 ± 1.4%)"
+
+
+def test_measures_follow_their_definitions(make_result):
+    losses = [4.0] * 5 + [2.0] * 15
+    result = make_result(losses, [0.8, 0.6] + [0.1] * 18)
+    assert measure("train_loss", result) == 2.0
+    assert measure("average_train_loss", result) == 2.5
+    assert measure("early_test_error", result) == pytest.approx(0.7)  # a tenth: two epochs
+    assert measure("seconds_per_epoch", result) == pytest.approx(1.05)  # the median of 0.1 … 2.0
