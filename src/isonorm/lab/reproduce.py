@@ -12,6 +12,7 @@ from rich.table import Table
 
 from . import cost, records, run_files
 from .claims import PERCENT, judge, measure
+from .data.sources import default_folder
 from .devices import PRECISIONS, STRATEGIES, resolve_device
 from .experiment import Experiment, conduct
 from .machine import COMPILE_MODES, Machine
@@ -60,8 +61,12 @@ def run(
         str, typer.Argument(metavar="RECIPE", help="One that 'isonorm recipes' lists.")
     ] = "",
     data: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Where the files of the data set are.")
-    ] = "data",
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the data's files are; otherwise $ISONORM_DATA, otherwise data.",
+        ),
+    ] = "",
     scale: Annotated[
         str, typer.Option(metavar="full|quick", help="quick shrinks everything to seconds.")
     ] = "full",
@@ -133,7 +138,8 @@ def run(
                 sync_statistics=sync_statistics,
                 threads=threads,
             )
-            experiment = _begin(recipe, scale, seeds, data, machine, out)
+            folder = data or str(default_folder())
+            experiment = _begin(recipe, scale, seeds, folder, machine, out)
             experiment.keep_weights, experiment.verify = keep_weights, not no_verify
         experiment.read_data()  # before a folder is made, and processes are started
         fabric = experiment.machine.launch()
