@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .data import DataSet, load
+from .data.imagenet import class_names
 from .models.registry import CIFAR, IMAGENET
 from .recipe import Configuration, Quick, Recipe
 from .streams import ImageFolders
@@ -17,15 +18,17 @@ from .streams import ImageFolders
 NOISE = {"noise-cifar": (50_000, 10, CIFAR), "noise-imagenet": (2_560, 1000, IMAGENET)}
 
 
+_FEW = 8  # images of so many classes of ImageNet at quick scale
+
+
 def read_data(
     recipe: Recipe, folder: str, *, quick: bool, verify: bool = True
 ) -> DataSet | ImageFolders:
     """The data set from its files; at quick scale, a few of its images."""
     if recipe.data == "imagenet":
-        classes = [place for place in (Path(folder) / "train").glob("*") if place.is_dir()]
-        data = ImageFolders(Path(folder), num_classes=max(1, len(classes)))
+        data = ImageFolders(Path(folder), num_classes=len(class_names(Path(folder))))
         if quick:
-            return replace(data, size=recipe.quick.image_size, num_workers=0)
+            return replace(data, size=recipe.quick.image_size, num_workers=0, few=_FEW)
         return data
     if recipe.data in NOISE:
         return _noise(recipe, quick=quick)

@@ -8,22 +8,17 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from . import cost, records, run_files
-from .claims import PERCENT, judge, measure
-from .data.sources import default_folder
+from . import records, run_files
 from .devices import PRECISIONS, STRATEGIES, resolve_device
 from .experiment import Experiment, conduct
 from .machine import COMPILE_MODES, Machine
 from .output import console_for_results, fail, say
+from .presentation import print_recipe, print_verdicts, recipes_table, results_table
 from .progress import progress_on
-from .recipe import Recipe
 from .recipes import all_recipes, find_recipe
-from .summary import Estimate
 
 _PLAIN = Machine()
-_SHOWN = ("train_loss", "train_error", "test_error", "test_top5_error")
 
 
 def recipes(
@@ -35,25 +30,11 @@ def recipes(
     console = console_for_results()
     if name:
         try:
-            _describe(console, find_recipe(name))
+            print_recipe(console, find_recipe(name))
         except ValueError as error:
             fail(str(error), code=2)
         return
-    table = Table(caption="'isonorm recipes RECIPE' tells the rest.", caption_justify="left")
-    for heading in ("recipe", "what", "data", "paper"):
-        table.add_column(heading, no_wrap=heading in ("recipe", "data"))
-    for heading in ("trainings", "images"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for recipe in all_recipes().values():
-        table.add_row(
-            recipe.name,
-            recipe.title,
-            recipe.data,
-            _papers_numbers(recipe),
-            str(recipe.trainings),
-            f"{cost.images_seen(recipe) / 1e6:,.0f} M",
-        )
-    console.print(table)
+    console.print(recipes_table(all_recipes().values()))
 
 
 def run(
@@ -62,11 +43,8 @@ def run(
     ] = "",
     data: Annotated[
         str,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where the data's files are; otherwise $ISONORM_DATA, otherwise data.",
-        ),
-    ] = "",
+        typer.Option(metavar="FOLDER", envvar="ISONORM_DATA", help="Where the data's files are."),
+    ] = "data",
     scale: Annotated[
         str, typer.Option(metavar="full|quick", help="quick shrinks everything to seconds.")
     ] = "full",
@@ -138,8 +116,7 @@ def run(
                 sync_statistics=sync_statistics,
                 threads=threads,
             )
-            folder = data or str(default_folder())
-            experiment = _begin(recipe, scale, seeds, folder, machine, out)
+            experiment = _begin(recipe, scale, seeds, data, machine, out)
             experiment.keep_weights, experiment.verify = keep_weights, not no_verify
         experiment.read_data()  # before a folder is made, and processes are started
         fabric = experiment.machine.launch()
@@ -167,7 +144,7 @@ def check(
     except ValueError as error:
         fail(str(error), code=2)
     console = console_for_results()
-    _claims(console, experiment)
+    print_verdicts(console, experiment)
 
 
 def _begin(
@@ -208,8 +185,8 @@ def _new_folder(experiment: Experiment, is_first: bool) -> Path:
 
 def _report(console: Console, experiment: Experiment) -> None:
     if experiment.by_configuration():
-        console.print(_table(experiment))
-        _claims(console, experiment)
+        console.print(results_table(experiment))
+        print_verdicts(console, experiment)
     say(console, f"Results, curves and figures are in {experiment.folder}")
     if experiment.status == "interrupted":
         left = len(experiment.epochs_left)
@@ -219,88 +196,3 @@ def _report(console: Console, experiment: Experiment) -> None:
             f"with: isonorm run --resume {experiment.folder}",
         )
         raise typer.Exit(130)
-
-
-def _table(experiment: Experiment) -> Table:
-    """Each configuration's numbers beside the paper's."""
-    recipe, found = experiment.recipe, experiment.by_configuration()
-    quartiles = recipe.spread == "median"
-    kind = "median and quartiles" if quartiles else "mean ± standard deviation"
-    table = Table(caption=f"{recipe.name}: {recipe.title}; {kind}", caption_justify="left")
-    table.add_column("configuration", style="bold")
-    table.add_column("chosen")
-    for name in (*_SHOWN, "paper"):
-        table.add_column(_heading(name), justify="right")
-    for name, results in found.items():
-        configuration = recipe[name]
-        point = experiment.chosen_point(configuration)
-        search = configuration.search
-        cells = [
-            Estimate.over(
-                None if result.diverged else measure(key, result) * _unit(key) for result in results
-            ).text(2 if key in PERCENT else 4, missing="diverged", quartiles=quartiles)
-            for key in _SHOWN
-        ]
-        chosen = search.label(point) if search and point is not None else ""
-        paper = ", ".join(f"{value:g}" for value in configuration.paper.values())
-        table.add_row(name, chosen, *cells, paper)
-    return table
-
-
-def _claims(console: Console, experiment: Experiment) -> None:
-    found = experiment.by_configuration()
-    if experiment.scale == "quick":
-        say(console, "At quick scale a run shows that everything works, not what the paper claims:")
-    for claim in experiment.recipe.claims:
-        say(console, str(judge(claim, found)))
-
-
-def _describe(console: Console, recipe: Recipe) -> None:
-    say(console, f"{recipe.name}: {recipe.title}")
-    table = Table()
-    for heading in ("configuration", "network", "norm", "paper"):
-        table.add_column(heading)
-    plans: dict[str, list[str]] = {}
-    for c in recipe.configurations:
-        options = ", ".join(f"{key}={value}" for key, value in c.options.items())
-        paper = ", ".join(f"{key} {value:g}" for key, value in c.paper.items())
-        norm = c.norm if c.conv == "plain" else c.conv
-        table.add_row(c.name, f"{c.model} {options}", norm, paper)
-        searched = f"; searched: {dict(c.search.grid)}" if c.search else ""
-        plans.setdefault(c.plan.describe() + searched, []).append(c.name)
-    console.print(table)
-    for plan, names in plans.items():
-        say(console, f"Trained: {plan} ({'all' if len(plans) == 1 else '; '.join(names)}).")
-    for heading, lines in (
-        ("The paper claims:", [claim.text for claim in recipe.claims]),
-        ("Where the paper is silent:", recipe.choices),
-    ):
-        say(console, heading)
-        for line in lines:
-            say(console, f"  - {line}")
-    works = list(cost.work(recipe))
-    times = ", ".join(
-        f"{sum(work.hours(on) for work in works):,.1f} h on {on}" for on in cost.RATES
-    )
-    say(
-        console,
-        f"Cost with the paper's {recipe.seeds} seed(s): {recipe.trainings} trainings, "
-        f"{sum(work.operations for work in works):.1e} operations; roughly {times}.",
-    )
-
-
-def _papers_numbers(recipe: Recipe) -> str:
-    """The range of its first measure; many figures are curves without numbers."""
-    found = [next(iter(c.paper.items())) for c in recipe.configurations if c.paper]
-    if not found:
-        return "curves"
-    numbers = [number for _, number in found]
-    return f"{_heading(found[0][0])}: {min(numbers):g} to {max(numbers):g}"
-
-
-def _heading(measure_: str) -> str:
-    return measure_.replace("_", " ") + ", %" * (measure_ in PERCENT)
-
-
-def _unit(key: str) -> float:
-    return 100.0 if key in PERCENT else 1.0

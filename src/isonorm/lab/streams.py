@@ -25,6 +25,7 @@ class ImageFolders:
     num_classes: int = 1000
     size: int = 224
     num_workers: int = 8
+    few: int | None = None  # so many images of so many classes
 
 
 def open_streams(
@@ -36,7 +37,7 @@ def open_streams(
         "rank": fabric.global_rank, "world_size": ranks, "device": fabric.device,
     }  # fmt: skip
     if isinstance(data, ImageFolders):
-        where.update(size=data.size, num_workers=data.num_workers)
+        where.update(size=data.size, num_workers=data.num_workers, few=data.few)
         train = ImageNet(
             data.folder, "train", batch_size=_some(plan.batch_size), seed=seed, **where
         )

@@ -37,6 +37,13 @@ def test_images_are_standardized_and_belong_to_their_labels(folder):
     torch.testing.assert_close(pixels, colors.expand_as(pixels), rtol=0, atol=3)
 
 
+def test_a_few_images_are_the_first_of_each_of_the_first_classes(folder):
+    batches = ImageNet(folder, "val", batch_size=1, size=16, num_workers=0, few=1)
+    assert batches.classes == ["n01440764"] and collect(batches)[1].tolist() == [0]
+    both = ImageNet(folder, "val", batch_size=1, size=16, num_workers=0, few=2)
+    assert collect(both)[1].tolist() == [0, 0, 1, 1]
+
+
 def test_workers_do_not_change_what_comes(official, tmp_path):
     official.imagenet(tmp_path)
     chance = np.random.default_rng(0)

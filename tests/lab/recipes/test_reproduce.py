@@ -219,6 +219,7 @@ def test_check_judges_a_finished_run(whole):
             "no recipe called 'dbn2018-tabel1': did you mean dbn2018-table1?",
         ),
         (["run", "dbn2018-table1", "--data", "nowhere"], "cifar10 was not found in"),
+        (["run", "dbn2018-table3", "--data", "nowhere"], "imagenet was not found"),
         (["run", "dbn2018-table1", "--scale", "half"], "scale must be full or quick; got 'half'"),
         (["run", "dbn2018-table1", "--precision", "int8"], "precision must be one of float32"),
         (["run", "dbn2018-table1", "--compile", "maybe"], "compile must be one of no, yes, graphs"),

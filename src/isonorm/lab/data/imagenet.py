@@ -36,7 +36,8 @@ class ImageNet:
     mirrored every second time; to test, the middle of the image whose shorter side is resized to
     256/224 of it. Images travel to the device as bytes and are standardized there. Classes are
     numbered in the order of their folders' names. Crops follow from the seed, whatever the number
-    of workers. For order, shares and resuming, see ``Sampler``.
+    of workers. ``few=8`` takes eight images of each of the first eight classes, to try things out.
+    For order, shares and resuming, see ``Sampler``.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ImageNet:
         seed: int = 0,
         size: int = 224,
         num_workers: int = 4,
+        few: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device | str = "cpu",
@@ -55,8 +57,8 @@ class ImageNet:
         if part not in ("train", "val"):
             raise ValueError(f"ImageNet's parts are 'train' and 'val'; got {part!r}.")
         training = part == "train"
-        self.classes = _classes(Path(folder))
-        self._images = _Images(Path(folder) / part, self.classes, size, training)
+        self.classes = class_names(Path(folder))[:few]
+        self._images = _Images(Path(folder) / part, self.classes, size, training, few)
         self.sampler = Sampler(
             len(self._images),
             batch_size,
@@ -106,7 +108,9 @@ def _request(plan: Plan) -> Request:
 class _Images(Dataset):
     """Whole batches, decoded and cropped; what a worker process holds."""
 
-    def __init__(self, folder: Path, classes: list[str], size: int, training: bool) -> None:
+    def __init__(
+        self, folder: Path, classes: list[str], size: int, training: bool, few: int | None
+    ) -> None:
         self.size, self.training = size, training
         self.paths, self.labels = list[str](), list[int]()
         for label, name in enumerate(classes):
@@ -114,8 +118,8 @@ class _Images(Dataset):
             files = sorted(str(path) for path in inside if path.suffix.lower() in _SUFFIXES)
             if not files:
                 raise DataError(f"{folder / name} holds no image ({', '.join(sorted(_SUFFIXES))}).")
-            self.paths += files
-            self.labels += [label] * len(files)
+            self.paths += files[:few]
+            self.labels += [label] * len(files[:few])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -172,7 +176,7 @@ def random_box(width: int, height: int, chance: Random) -> Box:
     return left, top, left + w, top + h
 
 
-def _classes(folder: Path) -> list[str]:
+def class_names(folder: Path) -> list[str]:
     """The names of the class folders, which train/ and val/ must share."""
     parts = [folder / "train", folder / "val"]
     if lacking := [str(part) for part in parts if not part.is_dir()]:
