@@ -9,7 +9,16 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("isonorm", "torch", "triton", "numpy", "scikit-learn", "matplotlib")
+PACKAGES = (
+    "isonorm",
+    "torch",
+    "triton",
+    "lightning-fabric",
+    "safetensors",
+    "numpy",
+    "scikit-learn",
+    "matplotlib",
+)
 
 
 def describe(device: torch.device | str) -> dict[str, object]:

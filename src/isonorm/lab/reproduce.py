@@ -38,6 +38,7 @@ def recipes(
 
 
 def run(
+    context: typer.Context,
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="One that 'isonorm recipes' lists.")
     ] = "",
@@ -102,6 +103,7 @@ def run(
     console = console_for_results()
     try:
         if resume is not None:
+            _refuse_other_words(context)
             experiment = run_files.read(resume)
             if recipe not in ("", experiment.recipe.name):
                 raise ValueError(f"{resume} is a run of {experiment.recipe.name}, not of {recipe}.")
@@ -117,6 +119,10 @@ def run(
                 threads=threads,
             )
             experiment = _begin(recipe, scale, seeds, data, machine, out)
+            if keep_weights and strategy == "fsdp":
+                raise ValueError(
+                    "--keep-weights cannot put sharded weights together: choose ddp."
+                )
             experiment.keep_weights, experiment.verify = keep_weights, not no_verify
         experiment.read_data()  # before a folder is made, and processes are started
         fabric = experiment.machine.launch()
@@ -145,6 +151,15 @@ def check(
         fail(str(error), code=2)
     console = console_for_results()
     print_verdicts(console, experiment)
+
+
+def _refuse_other_words(context: typer.Context) -> None:
+    """A run goes on as it was begun: what else is on the command line would be ignored."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in ("resume", "recipe") and source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"--resume goes on with a run as it was begun: leave out {option}.")
 
 
 def _begin(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -241,6 +242,22 @@ def test_wrong_words_are_answered_in_one_sentence(wrong, sentence, files, tmp_pa
     assert answered.stderr.startswith("isonorm: ") and answered.stderr.count("\n") == 1
     assert sentence in answered.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_resuming_ignores_nothing(whole):
+    answered = isonorm_command("run", "--resume", str(whole), "--seeds", "3")
+    assert answered.exit_code == 2 and "as it was begun: leave out --seeds." in answered.stderr
+    other = isonorm_command("run", "dbn2018-fig2", "--resume", str(whole))
+    assert other.exit_code == 2 and f"is a run of {TWO_EPOCHS}, not of dbn2018-fig2" in other.stderr
+
+
+def test_the_recorded_command_repeats_the_run(whole, tmp_path):
+    content = json.loads((whole / "result.json").read_text())
+    program, *recorded = shlex.split(content["command"])
+    assert program == "isonorm" and "--keep-weights" in recorded
+    assert isonorm_command(*recorded, "--out", str(tmp_path)).exit_code == 0
+    (folder,) = tmp_path.iterdir()
+    assert curves(folder) == curves(whole)
 
 
 def test_a_changed_recipe_is_not_resumed(whole, tmp_path, monkeypatch):
