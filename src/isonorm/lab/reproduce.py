@@ -120,9 +120,7 @@ def run(
             )
             experiment = _begin(recipe, scale, seeds, data, machine, out)
             if keep_weights and strategy == "fsdp":
-                raise ValueError(
-                    "--keep-weights cannot put sharded weights together: choose ddp."
-                )
+                raise ValueError("--keep-weights cannot put sharded weights together: choose ddp.")
             experiment.keep_weights, experiment.verify = keep_weights, not no_verify
         experiment.read_data()  # before a folder is made, and processes are started
         fabric = experiment.machine.launch()

@@ -58,13 +58,25 @@ def open_streams(
     test = Batches(
         data.test_images,
         data.test_labels,
-        batch_size=max(1, min(_TEST_BATCH, len(data.test_labels)) // ranks) * ranks,
+        batch_size=_test_batch_size(len(data.test_labels), ranks),
         standardize=standardize,
         shuffle=False,
         drop_last=False,
         **where,
     )
     return train, test
+
+
+def _test_batch_size(num_images: int, ranks: int) -> int:
+    """At most ``_TEST_BATCH``, and such that no process's share of the last batch is empty: all
+    must call the network equally often.
+
+    >>> _test_batch_size(10_000, 1), _test_batch_size(10_001, 2)
+    (1000, 998)
+    """
+    largest = max(1, min(_TEST_BATCH, num_images) // ranks) * ranks
+    fitting = (size for size in range(largest, 0, -ranks) if not 0 < num_images % size < ranks)
+    return next(fitting, ranks)
 
 
 def _some(batch_size: int | None) -> int:

@@ -167,10 +167,8 @@ def train(
             if plan.condition_every and number % plan.condition_every == 0:
                 tested["condition_number"] = fisher_condition(model, images)
             curve.append(Epoch(number, seconds=seconds, **_over_ranks(fabric, trained), **tested))
-            if (
-                checkpoint is not None
-                and perf_counter() >= last_saved + seconds_between_checkpoints
-            ):
+            due = perf_counter() - last_saved >= seconds_between_checkpoints
+            if checkpoint is not None and fabric.broadcast(due):  # all processes or none
                 last_saved = perf_counter()
                 notes = {
                     "curve": [asdict(epoch) for epoch in curve],
