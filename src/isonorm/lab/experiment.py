@@ -62,6 +62,7 @@ class Experiment:
     results: dict[Trial, Result] = field(default_factory=dict)
     keep_weights: bool = False
     verify: bool = True  # the checksums of the data's archives
+    only: tuple[str, ...] = ()  # patterns of the configurations; none: all
 
     def trials(self) -> Iterator[Trial]:
         """All trainings in order, with every configuration once before the next seed; the points
@@ -127,6 +128,8 @@ class Experiment:
         """The command line that repeats the run."""
         words = ["isonorm", "run", self.recipe.name, "--data", self.data, "--scale", self.scale]
         words += ["--seeds", str(self.seeds)]
+        for pattern in self.only:
+            words += ["--only", pattern]
         words += ["--keep-weights"] * self.keep_weights + ["--no-verify"] * (not self.verify)
         plain = Machine()
         for name, value in asdict(self.machine).items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, Literal
 
@@ -137,6 +138,26 @@ class Recipe:
 
     def __getitem__(self, name: str) -> Configuration:
         return next(c for c in self.configurations if c.name == name)
+
+    def only(self, patterns: Sequence[str]) -> Recipe:
+        """The configurations whose names match one of these shell patterns, all without any; and
+        the claims about them.
+        """
+        if not patterns:
+            return self
+        kept = tuple(
+            c
+            for c in self.configurations
+            if any(fnmatchcase(c.name, pattern) for pattern in patterns)
+        )
+        if not kept:
+            raise ValueError(
+                f"no configuration of {self.name} matches {' or '.join(map(repr, patterns))}: "
+                f"there are {'; '.join(c.name for c in self.configurations)}."
+            )
+        gone = {c.name for c in self.configurations} - {c.name for c in kept}
+        claims = tuple(c for c in self.claims if not {c.lower, c.higher} & gone)
+        return replace(self, configurations=kept, claims=claims)
 
     def shrunk(self) -> Recipe:
         """The recipe at quick scale."""

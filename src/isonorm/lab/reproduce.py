@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,13 @@ def run(
     scale: Annotated[
         str, typer.Option(metavar="full|quick", help="quick shrinks everything to seconds.")
     ] = "full",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Configurations by name, such as '*, base'; may be given several times.",
+        ),
+    ] = None,
     seeds: Annotated[
         int, typer.Option(min=0, help="Runs of each configuration; 0: as many as the paper's.")
     ] = 0,
@@ -118,7 +126,7 @@ def run(
                 sync_statistics=sync_statistics,
                 threads=threads,
             )
-            experiment = _begin(recipe, scale, seeds, data, machine, out)
+            experiment = _begin(recipe, only or (), scale, seeds, data, machine, out)
             if keep_weights and strategy == "fsdp":
                 raise ValueError("--keep-weights cannot put sharded weights together: choose ddp.")
             experiment.keep_weights, experiment.verify = keep_weights, not no_verify
@@ -162,13 +170,14 @@ def _refuse_other_words(context: typer.Context) -> None:
 
 def _begin(
     name: str,
+    only: Sequence[str],
     scale: str,
     seeds: int,
     data: str,
     machine: Machine,
     out: Path,
 ) -> Experiment:
-    recipe = find_recipe(name)
+    recipe = find_recipe(name).only(only)
     if scale not in ("full", "quick"):
         raise ValueError(f"scale must be full or quick; got {scale!r}.")
     processes = machine.devices * machine.nodes
@@ -186,6 +195,7 @@ def _begin(
         machine=machine,
         folder=out,  # until it has its own
         started=datetime.now().astimezone(),
+        only=tuple(only),
     )
 
 

@@ -57,6 +57,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
         "data": experiment.data,
         "keep_weights": experiment.keep_weights,
         "verify": experiment.verify,
+        "only": experiment.only,
         "status": experiment.status,
         "started": experiment.started.isoformat(timespec="seconds"),
         "machine": asdict(experiment.machine),
@@ -104,7 +105,7 @@ def read(folder: Path) -> Experiment:
         raise ValueError(
             f"{folder} is not the folder of a run: there is no {RESULT} of 'isonorm run' in it."
         ) from error
-    recipe = find_recipe(name)
+    recipe = find_recipe(name).only(content["only"])
     recipe = recipe.shrunk() if scale == "quick" else recipe
     if definition(recipe) != content["configurations"]:
         raise ValueError(
@@ -135,6 +136,7 @@ def read(folder: Path) -> Experiment:
         results=results,
         keep_weights=content["keep_weights"],
         verify=content["verify"],
+        only=tuple(content["only"]),
     )
 
 

@@ -226,6 +226,7 @@ def test_check_judges_a_finished_run(whole):
         (["run", "dbn2018-table1", "--compile", "maybe"], "compile must be one of no, yes, graphs"),
         (["run", "dbn2018-table1", "--device", "abacus"], "device 'abacus' cannot be used here"),
         (["run", "dbn2018-table1", "--strategy", "fsdp"], "on a CPU choose ddp"),
+        (["run", "dbn2018-table1", "--only", "Res"], "matches 'Res': there are Baseline, Res-20;"),
         (["run", "dbn2018-table1", "--devices", "3"], "3 processes cannot share equally"),
         (["run", "--resume", "nowhere"], "nowhere is not the folder of a run"),
         (["check", "nowhere"], "nowhere is not the folder of a run"),
@@ -242,6 +243,25 @@ def test_wrong_words_are_answered_in_one_sentence(wrong, sentence, files, tmp_pa
     assert answered.stderr.startswith("isonorm: ") and answered.stderr.count("\n") == 1
     assert sentence in answered.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_some_configurations_of_a_recipe(files, tmp_path):
+    some = ["--only", "*, WRN-28-10", "--only", "Baseline, *"]
+    ran = isonorm_command(*words(files, tmp_path, *some))
+    assert ran.exit_code == 0, ran.output
+    (folder,) = tmp_path.iterdir()
+    content = json.loads((folder / "result.json").read_text())
+    assert [row["configuration"] for row in content["summary"]] == [
+        "Baseline, WRN-28-10",
+        "DBN-scale-L1, WRN-28-10",
+        "Baseline, WRN-40-10",
+    ]
+    assert [claim["claim"] for claim in content["claims"]] == [
+        "DBN improves the original WRN-28-10."
+    ]
+    recorded = shlex.split(content["command"])
+    assert [recorded[i + 1] for i, word in enumerate(recorded) if word == "--only"] == some[1::2]
+    assert isonorm_command("check", str(folder)).exit_code == 0
 
 
 def test_resuming_ignores_nothing(whole):
