@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 import isonorm
 from isonorm.lab import compare as comparing
 from isonorm.lab.cli import app
+from isonorm.lab.data import SOURCES
 
 TINY = ["--depth", "2", "--width", "8", "--epochs", "2", "--batch-size", "400"]
 
@@ -108,7 +109,7 @@ def test_the_recorded_command_repeats_the_results(tiny_run, tmp_path):
             ["--norms", "groupnorm"],
             "groupnorm does not fit this network: num_groups=32 does not divide",
         ),
-        (["--data", "mnits"], "choose from digits"),
+        (["--data", "nmist"], "choose from digits, mnist, cifar10"),
         (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--device", "meta"], "device 'meta' cannot be used here"),
         (["--batch-size", "5000"], "between 1 and the 1347 images"),
@@ -183,3 +184,55 @@ def test_the_library_does_without_the_lab_and_the_command_says_what_it_needs():
     assert result.stderr == (
         "The isonorm command needs typer: pip install 'isonorm[lab]' brings it.\n"
     )
+
+
+def test_data_sets_are_listed_with_their_files(official, tmp_path):
+    official.cifar(tmp_path)
+    result = isonorm_command("data", "--folder", str(tmp_path))
+    assert result.exit_code == 0
+    here = {
+        cells[1].strip(): cells[4].strip()
+        for line in result.stdout.splitlines()
+        if line.startswith("│") and (cells := line.split("│"))[1].strip()
+    }
+    assert here == {name: "yes" if name in ("digits", "cifar10") else "no" for name in SOURCES}
+    assert "cifar-10-binary.tar.gz" in result.stdout
+
+
+def test_a_data_set_is_read_and_described(official, tmp_path):
+    official.faces(tmp_path, "yaleb")
+    result = isonorm_command("data", "yaleb", "--folder", str(tmp_path))
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in result.stdout.splitlines()
+        if line.startswith("│")
+    ]
+    assert rows == [
+        ["train", "114", "1 × 32 × 32", "0 to 255", "38", "3 to 3"],
+        ["test", "38", "1 × 32 × 32", "0 to 255", "38", "1 to 1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nmist"], "there is no data set called 'nmist'"),
+        (["pie"], "pie was not found in"),
+        (["--download"], "--download fetches one data set: name it."),
+    ],
+)
+def test_data_that_is_not_there_is_answered_in_one_sentence(words, sentence, tmp_path):
+    result = isonorm_command("data", *words, "--folder", str(tmp_path))
+    assert result.exit_code == 2 and result.stdout == ""
+    assert sentence in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_compare_reads_data_from_files(official, tmp_path, monkeypatch):
+    official.mnist(tmp_path, train=40)
+    monkeypatch.setenv("ISONORM_DATA", str(tmp_path))
+    words = ["--depth", "2", "--width", "4", "--epochs", "1", "--batch-size", "20"]
+    words += ["--norms", "bn", "--seeds", "1", "--data", "mnist", "--out", str(tmp_path / "runs")]
+    result = isonorm_command("compare", *words)
+    assert result.exit_code == 0, result.output
+    content = json.loads(next(tmp_path.glob("runs/*/result.json")).read_text())
+    assert content["config"]["data"] == "mnist" and not content["runs"][0]["diverged"]

@@ -24,15 +24,8 @@ try:
     from .reproduce import check, recipes, run
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
-    if package not in {
-        "lightning_fabric",
-        "matplotlib",
-        "numpy",
-        "rich",
-        "safetensors",
-        "sklearn",
-        "typer",
-    }:
+    needed = "lightning_fabric matplotlib numpy rich safetensors scipy sklearn typer"
+    if package not in needed.split():
         raise
     sys.exit(f"The isonorm command needs {package}: pip install 'isonorm[lab]' brings it.")
 

@@ -13,13 +13,13 @@ from torch import nn
 from . import environment, figures, records
 from .data import DataSet, load
 from .devices import make_fabric
-from .machine import torch_threads
 from .models import MLP
 from .norms import PLAIN
 from .plan import Plan
 from .progress import Progress, Run
 from .streams import open_streams
 from .summary import TARGET_ACCURACY, Summary, summarize
+from .threads import torch_threads
 from .train import Result, seeded, train
 
 

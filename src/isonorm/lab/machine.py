@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +27,7 @@ class Machine:
     precision: str = "float32"
     compile: str = "no"
     sync_statistics: bool = False
-    threads: int | None = None  # of torch on a CPU; None: as it chooses
+    threads: int = 1  # of torch on a CPU
 
     def __post_init__(self) -> None:
         if self.compile not in COMPILE_MODES:
@@ -65,15 +63,3 @@ class Machine:
         if self.device.startswith("cuda"):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
-
-
-@contextmanager
-def torch_threads(threads: int | None) -> Iterator[None]:
-    """So many threads for torch within the block; None leaves them as they are."""
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
