@@ -147,7 +147,8 @@ def learned_weight(name: str, module: nn.Module) -> Tensor:
     if not isinstance(weight, Tensor):
         raise ValueError(f"layer {name!r} has no weight to scale; choose layers that have one.")
     if parametrize.is_parametrized(module, "weight"):
-        weight = list(module.parametrizations["weight"].parameters(recurse=False))[-1]
+        originals = module.get_submodule("parametrizations.weight").parameters(recurse=False)
+        weight = list(originals)[-1]
     return weight
 
 

@@ -88,7 +88,7 @@ def _differentiable_backward(
             )
         y, *statistics = reference.run_packed(own[0], recovery_of(*own[1:4]), plan)  # type: ignore[arg-type]
         if extra is not None and plan.act == "relu":
-            y = torch.where(extra.detach() <= 0, 0, y + own[4])
+            y = torch.where(extra.detach() <= 0, 0, finish(y, None, own[4]))
         else:
             y = finish(y, plan.act, own[4])
         outputs = (y, *statistics)
