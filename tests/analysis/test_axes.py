@@ -66,3 +66,13 @@ def test_larger_directions_converge_first():
     assert steps[-1, 0] > 1 - 1e-12 and steps[-1, -1] < 0.01
     with pytest.raises(ValueError, match="none below 0"):
         newton_convergence(torch.tensor([1.0, -1.0]), 3)
+    with pytest.raises(ValueError, match="one above"):
+        newton_convergence(torch.zeros(2), 3)
+
+
+def test_constants_do_not_swap_and_nan_does_not_hide():
+    sizes = dict(batch_size=16, num_batches=3)
+    assert axis_swaps(nn.Identity(), torch.ones(40, 3), **sizes).swapped.max() == 0
+    assert (
+        axis_swaps(nn.Identity(), torch.full((40, 3), float("nan")), **sizes).swapped.isnan().all()
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, log
+from math import inf, isnan, log
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from isonorm.analysis import (
     covariance,
     drift,
     effective_rank,
+    jacobian_singular_values,
     layer_conditioning,
     layer_drift,
     off_diagonal_energy,
@@ -169,3 +170,39 @@ def test_a_norm_holds_its_output_against_a_step():
     assert moved["0"].scale == pytest.approx(log(1.5), rel=1e-4)
     assert moved["0"].mean > 0.5
     assert max(*moved["1"], *moved["2"]) < 1e-3
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_said_to_be_well_conditioned(value):
+    x = torch.randn(20, 3)
+    x[0, 0] = value
+    assert isnan(condition_number(x)) and isnan(effective_rank(x)) and isnan(off_diagonal_energy(x))
+    moved = drift(x, x + 1)
+    assert isnan(moved.mean) and isnan(moved.scale) and isnan(moved.covariance)
+
+
+def test_constants_do_not_drift():
+    assert drift(torch.ones(5, 2), torch.ones(5, 2)) == (0, 0, 0)
+
+
+def test_whole_numbers_are_activations_and_complex_ones_are_not():
+    x = torch.randint(9, (50, 3))
+    assert condition(x) == condition(x.double())
+    with pytest.raises(ValueError, match="real activations"):
+        condition(torch.randn(9, 2, dtype=torch.complex64))
+
+
+def test_the_features_of_a_linear_layer_are_last():
+    layer, tokens = nn.Linear(4, 3), torch.randn(10, 7, 4)
+    for of, x in (("input", tokens), ("output", layer(tokens))):
+        found = layer_conditioning(layer, tokens, of=of)[""]
+        assert found == pytest.approx(condition(x.flatten(0, 1)), rel=1e-9)
+
+
+def test_synchronized_batchnorm_is_left_as_it_was():
+    norm = nn.SyncBatchNorm(4)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    layer_conditioning(norm, torch.randn(9, 4))
+    assert jacobian_singular_values(norm, torch.randn(9, 4)).shape == (9, 4)
+    assert norm.track_running_stats and norm.num_batches_tracked is not None
+    assert all(torch.equal(before[name], value) for name, value in norm.state_dict().items())

@@ -11,6 +11,7 @@ import isonorm
 from isonorm.analysis import (
     curvature_operator,
     curvature_trace,
+    extreme_eigenvalues,
     hessian_spectrum,
     spectral_density,
 )
@@ -171,3 +172,16 @@ def test_bad_arguments_get_a_sentence():
         pytest.raises(ValueError, match="at least 2"),
     ):
         curvature_trace(operator, samples=1)
+    with (
+        curvature_operator(model, batches()) as operator,
+        pytest.raises(ValueError, match="count and steps must be at least 1"),
+    ):
+        extreme_eigenvalues(operator, count=0)
+    for frozen in (nn.ReLU(), network("iternorm").requires_grad_(False)):
+        with (
+            pytest.raises(ValueError, match="curvature needs parameters"),
+            curvature_operator(frozen, batches()),
+        ):
+            pass
+    with pytest.raises(TypeError, match="each batch must be a pair"):
+        hessian_spectrum(model, [{"x": 1}])

@@ -180,3 +180,25 @@ def test_a_function_that_cannot_be_vectorized_is_told_how_to_run():
         snd(branching, torch.randn(20, 3), batch_size=4, num_samples=2, num_batches=2)
     assert any("chunk_size=1" in note for note in caught.value.__notes__)
     snd(branching, torch.randn(20, 3), batch_size=4, num_samples=2, num_batches=2, chunk_size=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_averaged_in_float32(dtype):
+    x = torch.randn(40, 3)
+    sizes = dict(batch_size=8, num_samples=4, num_batches=64)
+    half, whole = (
+        snd(isonorm.BatchNorm(3), data, **sizes, generator=torch.Generator().manual_seed(0))
+        for data in (x.to(dtype), x.to(dtype).float())
+    )
+    assert half.dtype == torch.float32 and torch.allclose(half, whole, rtol=torch.finfo(dtype).eps)
+
+
+def test_fewer_examples_disturb_less_than_endless_ones():
+    """Half of the examples in every batch: by √((M − B)/(M − 2)) less."""
+    d, m, b = 8, 400, 200
+    few = snd_with_error(nn.BatchNorm1d(d), torch.randn(m, d), batch_size=b, num_samples=100,
+                         num_batches=32)  # fmt: skip
+    many = snd_with_error(nn.BatchNorm1d(d), torch.randn(200 * m, d), batch_size=b,
+                          num_samples=100, num_batches=32)  # fmt: skip
+    ratio = few.mean / many.mean
+    assert ratio == pytest.approx(((m - b) / (m - 2)) ** 0.5, rel=0.04)

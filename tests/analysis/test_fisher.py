@@ -179,3 +179,9 @@ def test_labels_of_maps_are_asked_for():
     with pytest.raises(ValueError, match="pass labels"):
         fisher_factors(nn.Conv1d(2, 3, 1), maps)
     assert list(fisher_factors(nn.Conv1d(2, 3, 1), maps, labels)) == [""]
+
+
+def test_the_first_of_several_outputs_counts():
+    model, x = mlp("layernorm"), torch.randn(6, 5, dtype=torch.float64)
+    found = jacobian_singular_values(lambda x: (model(x), x), x)
+    assert torch.allclose(found, jacobian_singular_values(model, x))

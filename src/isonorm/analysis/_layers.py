@@ -67,13 +67,19 @@ def select_layers(
     return chosen
 
 
-def tensor_of(value: Any) -> Tensor:
-    """The first tensor of a module's arguments or results."""
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor of a module's arguments or results, if that is what they begin with."""
     while isinstance(value, tuple | list) and value:
         value = value[0]
-    if not isinstance(value, Tensor):
+    return value if isinstance(value, Tensor) else None
+
+
+def tensor_of(value: Any) -> Tensor:
+    """The same of a module that must have it."""
+    found = first_tensor(value)
+    if found is None:
         raise TypeError(f"expected a layer of tensors; it passes {type(value).__name__}.")
-    return value
+    return found
 
 
 def channels_first(module: nn.Module, x: Tensor) -> Tensor:
@@ -147,8 +153,7 @@ def learned_weight(name: str, module: nn.Module) -> Tensor:
     if not isinstance(weight, Tensor):
         raise ValueError(f"layer {name!r} has no weight to scale; choose layers that have one.")
     if parametrize.is_parametrized(module, "weight"):
-        originals = module.get_submodule("parametrizations.weight").parameters(recurse=False)
-        weight = list(originals)[-1]
+        weight = list(module.get_submodule("parametrizations.weight").parameters(recurse=False))[-1]
     return weight
 
 

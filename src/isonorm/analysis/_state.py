@@ -33,6 +33,8 @@ def set_aside_running_statistics(model: nn.Module) -> list[tuple[nn.Module, dict
         if buffers:
             taken.append((module, buffers))
             module._buffers.update(dict.fromkeys(buffers))
+            if isinstance(module, nn.SyncBatchNorm):  # it counts batches wherever it tracks
+                module.track_running_stats = False
     return taken
 
 
@@ -55,6 +57,8 @@ def undisturbed(model: nn.Module) -> Iterator[nn.Module]:
             module._buffers[name] = buffer
         for module, buffers in taken:
             module._buffers.update(buffers)
+            if isinstance(module, nn.SyncBatchNorm):
+                module.track_running_stats = True
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

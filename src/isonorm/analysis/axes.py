@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ._data import draw_distinct, examples
 from ._state import in_training
+from .conditioning import wide
 
 
 class AxisSwaps(NamedTuple):
@@ -67,13 +68,15 @@ def axis_swaps(
     swapped, similarity = [], []
     for a, b in combinations(outputs, 2):
         correlation = (a @ b.T).abs()
-        own = torch.arange(len(correlation), device=correlation.device)
-        swapped.append((correlation.argmax(1) != own).double().mean())
-        similarity.append(correlation.diagonal().mean())
+        own = correlation.diagonal()
+        swaps = (correlation.amax(1) > own).to(own.dtype)
+        swapped.append(swaps.where(own.isfinite(), own).mean())  # NaN stays NaN
+        similarity.append(own.mean())
     return AxisSwaps(torch.stack(swapped), torch.stack(similarity))
 
 
 def _standardized(rows: Tensor) -> Tensor:
+    rows = wide(rows)
     centred = rows - rows.mean(1, keepdim=True)
     return centred / centred.norm(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
 
@@ -89,9 +92,10 @@ def newton_convergence(eigenvalues: Tensor, num_iters: int) -> Tensor:
     >>> newton_convergence(torch.tensor([8.0, 1.0, 1.0]), 4)[:, 1]
     tensor([0.1000, 0.2103, 0.4091, 0.6865, 0.9186])
     """
-    if eigenvalues.dim() != 1 or bool((eigenvalues < 0).any()) or num_iters < 0:
+    bad = bool((eigenvalues < 0).any()) or not bool((eigenvalues > 0).any())
+    if eigenvalues.dim() != 1 or bad or num_iters < 0:
         raise ValueError(
-            "expected eigenvalues (d,), none below 0, and num_iters ≥ 0; got shape "
+            "expected eigenvalues (d,), none below 0 and one above, and num_iters ≥ 0; got shape "
             f"{tuple(eigenvalues.shape)} and num_iters={num_iters}."
         )
     share = eigenvalues / eigenvalues.sum()

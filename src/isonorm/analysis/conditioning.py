@@ -7,7 +7,7 @@ device has it.
 
 from __future__ import annotations
 
-from math import ceil, inf
+from math import ceil, inf, nan
 from typing import Any, NamedTuple
 
 import torch
@@ -140,7 +140,7 @@ def condition_of(values: Tensor, fraction: float = 1.0, rounding: float = 0.0) -
 
 def rounding_of(x: Tensor) -> float:
     """The variance that rounding to x's dtype may add, relative to x's own."""
-    return torch.finfo(x.dtype).eps ** 2
+    return torch.finfo(x.dtype).eps ** 2 if x.is_floating_point() else 0.0
 
 
 def rank_of(values: Tensor) -> float:
@@ -149,6 +149,8 @@ def rank_of(values: Tensor) -> float:
 
 
 def off_diagonal_of(cov: Tensor) -> float:
+    if not cov.isfinite().all():
+        return nan
     scale = cov.diagonal().sqrt()
     correlation = cov / (scale[:, None] * scale)
     # a channel without variance is correlated with nothing
@@ -164,6 +166,9 @@ def wide(x: Tensor) -> Tensor:
 
 def features_of(x: Tensor) -> Tensor:
     """(1, C, m) from (N, C, *)."""
-    if x.dim() < 2 or x.numel() == 0:
-        raise ValueError(f"expected activations (N, C, *), not empty; got shape {tuple(x.shape)}.")
+    if x.dim() < 2 or x.numel() == 0 or x.is_complex():
+        raise ValueError(
+            f"expected real activations (N, C, *), not empty; got {x.dtype} of shape "
+            f"{tuple(x.shape)}."
+        )
     return wide(x.detach()).transpose(0, 1).flatten(1).unsqueeze(0)

@@ -39,11 +39,11 @@ def drift_of(before: Statistics, after: Statistics) -> Drift:
             f"{after.cov.shape[-1]} after."
         )
     sigma, sigma_after = (s.cov.diagonal(dim1=-2, dim2=-1).sqrt() for s in (before, after))
-    alive = (sigma > 0) & (sigma_after > 0)  # a channel without variance has no unit to move in
+    alive = (sigma != 0) & (sigma_after != 0)  # a channel without variance has no unit to move in
     shift = ((after.mean - before.mean) / sigma)[alive]
     stretch = (sigma_after / sigma)[alive].log()
-    change = (after.cov - before.cov).norm() / before.cov.norm()
-    return Drift(_rms(shift), _rms(stretch), change.item())
+    change, size = (after.cov - before.cov).norm(), before.cov.norm()
+    return Drift(_rms(shift), _rms(stretch), (change / size).item() if change != 0 else 0.0)
 
 
 def layer_drift(

@@ -91,11 +91,21 @@ def curvature_operator(
         raise TypeError(
             "batches must be readable again and again, as a list or a loader is; got an iterator."
         )
-    device = next(model.parameters()).device
+    chosen = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (parameters is None or parameters(name, parameter))
+    ]
+    if not chosen:
+        raise ValueError(
+            "curvature needs parameters: the model has none that requires a gradient and that "
+            "parameters= chooses."
+        )
+    device = chosen[0].device
 
     def forward(module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         with seeded(seed, device):
-            return module(batch[0])
+            return module(_pair(batch)[0])
 
     def of_output(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         return loss(output, batch[1])
@@ -114,6 +124,8 @@ def extreme_eigenvalues(
     operator: CurvatureOperator, *, count: int = 1, steps: int = 80, seed: int = 0
 ) -> Extremes:
     """The largest and smallest eigenvalues, from one run of Lanczos' algorithm."""
+    if count < 1 or steps < 1:
+        raise ValueError(f"count and steps must be at least 1; got {count} and {steps}.")
     steps = min(steps, operator.size)
     found = _hessian_eigenthings().lanczos(
         operator, k=steps, max_iter=steps, reorthogonalize=True, seed=seed, which="LA"
@@ -200,6 +212,15 @@ def _in_eval(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise TypeError(
+            f"each batch must be a pair (inputs, targets); got {type(batch).__name__}"
+            + (f" of {len(batch)}." if isinstance(batch, tuple | list) else ".")
+        )
+    return batch[0], batch[1]
 
 
 def _hessian_eigenthings() -> Any:

@@ -108,6 +108,7 @@ def snd_with_error(
     _check_sizes(len(x), batch_size, num_samples, num_batches, chunk_size)
     outputs = _outputs(in_training(norm), x, batch_size, num_samples, num_batches, generator,
                        chunk_size)  # fmt: skip
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     distances = (outputs - outputs.mean(1, keepdim=True)).norm(dim=2)  # (N, s)
     return Disturbance(distances.mean(1), distances.std(1) / num_batches**0.5)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._layers import tensor_of
 from ._state import set_aside_running_statistics
 from .conditioning import wide
 
@@ -39,7 +40,7 @@ def jacobian_singular_values(
         function = copy.deepcopy(model).requires_grad_(False)
         set_aside_running_statistics(function)
     jacobian = torch.func.jacrev(
-        lambda x: function(x).flatten(1), chunk_size=chunk_size
+        lambda x: tensor_of(function(x)).flatten(1), chunk_size=chunk_size
     )(x)  # (N, outputs, N, …)  # fmt: skip
     jacobian = wide(jacobian.detach().flatten(3))
     if per_example:
