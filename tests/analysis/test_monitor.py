@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from io import StringIO
+from io import BytesIO, StringIO
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 import isonorm
 from isonorm.analysis import Monitor, condition, drift
+from isonorm.weights import weight_norm
 
 
 def network() -> nn.Sequential:
@@ -191,5 +193,77 @@ def test_an_error_in_the_block_removes_the_hooks():
 def test_bad_arguments_get_a_sentence():
     with pytest.raises(ValueError, match="every must be at least 1"):
         Monitor(network(), every=0)
+    with pytest.raises(ValueError, match="in whole numbers"):
+        Monitor(network(), every=1.5)
+    with pytest.raises(ValueError, match="max_channels must be at least 1"):
+        Monitor(network(), max_channels=0)
     with pytest.raises(ValueError, match="'input' or 'output'"):
         Monitor(network(), of="gradient")
+
+
+def test_copies_and_pickles_are_not_watched():
+    model = network()
+    with Monitor(model, every=1) as monitor:
+        file = BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+            other(torch.randn(12, 3, 6, 6))
+        monitor.step()
+        assert monitor.history == []
+        train(model, monitor, 1)
+        assert len(monitor.latest) == 3
+
+
+def test_a_compiled_model_is_seen_at_every_look():
+    torch.manual_seed(0)
+    model = network()
+    compiled = torch.compile(model, backend="eager")
+    with Monitor(model, every=2) as monitor:
+        train(compiled, monitor, 5)
+    assert [r["step"] for r in monitor.history if r["layer"] == "1"] == [0, 2, 4]
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_what_may_stand_in_a_network_does_not_stop_the_training():
+    """A weight that begins at zero, a normalized one, tokens, an empty batch, integers, NaN."""
+    model = nn.Sequential(
+        nn.Embedding(9, 4), weight_norm(nn.Linear(4, 6)), nn.LayerNorm(6), nn.Linear(6, 2)
+    )
+    nn.init.zeros_(model[3].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Monitor(
+        model, every=1, layers="*", of="input", optimizer=optimizer, disturbance=True
+    ) as monitor:
+        for tokens in (torch.randint(9, (8, 5)), torch.zeros(0, 5, dtype=torch.long)):
+            model(tokens).square().sum().backward()
+            monitor.step()
+        seen = {record["layer"]: record for record in monitor.history}
+        assert seen["3"]["effective_lr"] is None and seen["1"]["effective_lr"] > 0
+        assert seen["1"]["gradient_norm"] == 0
+        model[1].bias.data.fill_(float("nan"))
+        model(torch.randint(9, (8, 5)))
+        monitor.step()
+    norm = next(record for record in monitor.latest if record["layer"] == "2")
+    lost = ("condition_number", "effective_rank", "off_diagonal_energy", "mean_drift")
+    assert all(norm[key] is None for key in (*lost, "scale_drift", "covariance_drift"))
+
+
+def test_tokens_are_samples_and_not_channels():
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+    with Monitor(model, every=1) as monitor:
+        y = model[0](tokens := torch.randn(10, 7, 4))
+        model(tokens)
+        monitor.step()
+    expected = condition(y.flatten(0, 1))
+    assert monitor.latest[0]["effective_rank"] == pytest.approx(expected.effective_rank)
+
+
+def test_a_file_that_cannot_be_written_leaves_no_hooks_and_no_open_files(tmp_path):
+    model = network()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        Monitor(model, every=1, jsonl=tmp_path)
+    with pytest.raises(OSError):
+        Monitor(model, every=1, jsonl=tmp_path / "a.jsonl", tensorboard=tmp_path / "file" / "tb")
+    assert hooks(model) == 0

@@ -6,7 +6,7 @@ an unwatched one, and a step costs one comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from math import ceil, isfinite
 from os import PathLike
 from types import TracebackType
@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from ..statistics import Statistics, measure
-from ._layers import Layers, is_norm, is_weighted, select_layers, tensor_of
+from ._layers import (
+    Layers,
+    channels_first,
+    first_tensor,
+    is_norm,
+    is_weighted,
+    learned_weight,
+    select_layers,
+)
 from ._sinks import JsonLines, Sink, TensorBoard
 from .conditioning import features_of, rounding_of, summary_of
 from .covariate_drift import drift_of
@@ -46,7 +54,8 @@ class Monitor:
     asked for, ``snd``. A number that is infinite or does not exist is None.
 
     Args:
-        model: only modules in training mode are looked at, so validation passes do not count.
+        model: only modules in training mode are looked at, so validation passes do not count. One
+            for ``torch.compile`` is compiled first; steps that are looked at run uncompiled.
         every: steps from one look to the next; None turns the monitor off.
         layers: names, a pattern, or a function of name and module; None: all linear, convolution
             and normalization layers.
@@ -75,9 +84,12 @@ class Monitor:
         jsonl: str | PathLike[str] | None = None,
         tensorboard: Any = None,
     ) -> None:
-        for name, value in (("every", every), ("max_samples", max_samples)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
+        limits = {"every": every, "max_samples": max_samples, "max_channels": max_channels}
+        for name, value in limits.items():
+            if value is None and name == "every":
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be at least 1, in whole numbers; got {value}.")
         if of not in ("input", "output"):
             raise ValueError(f"of must be 'input' or 'output'; got {of!r}.")
         self.model, self.every, self.of = model, every, of
@@ -87,12 +99,17 @@ class Monitor:
         self.history: list[dict[str, Any]] = []
         self.latest: list[dict[str, Any]] = []
         self._sinks: list[Sink] = []
-        if jsonl is not None:
-            self._sinks.append(JsonLines(jsonl))
-        if tensorboard is not None:
-            self._sinks.append(TensorBoard(tensorboard))
+        try:
+            if jsonl is not None:
+                self._sinks.append(JsonLines(jsonl))
+            if tensorboard is not None:
+                self._sinks.append(TensorBoard(tensorboard))
+        except BaseException:
+            self._close_sinks()
+            raise
         self._steps = 0
         self._handles: list[Any] = []
+        self._uncompiled: Any = None
         self._seen: dict[str, Tensor] = {}
         self._batches: dict[str, Tensor] = {}
         self._before: dict[str, Statistics] = {}
@@ -114,8 +131,7 @@ class Monitor:
         """Removes the hooks and closes the files. Calling it again does nothing."""
         self._detach()
         self.every = None
-        while self._sinks:
-            self._sinks.pop().close()
+        self._close_sinks()
 
     def table(self) -> Table:
         """The latest look as a rich table."""
@@ -134,31 +150,41 @@ class Monitor:
     ) -> None:
         self.close()
 
+    def _close_sinks(self) -> None:
+        while self._sinks:
+            self._sinks.pop().close()
+
     # --- hooks ------------------------------------------------------------------------------------
 
     def _attach_if_due(self) -> None:
         if self.every is not None and self._steps % self.every == 0:
             self._handles = [
-                module.register_forward_hook(self._hook(name))
+                module.register_forward_hook(_Hook(self, name))
                 for name, module in self.layers.items()
             ]
+            # Compiled code would not see the hooks, or keep them for good.
+            if "torch._dynamo" in sys.modules:
+                self._uncompiled = torch.compiler.set_stance("force_eager")
 
     def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._uncompiled is not None:
+            self._uncompiled.__exit__(None, None, None)
+            self._uncompiled = None
 
-    def _hook(self, name: str) -> Callable[..., None]:
-        @torch.no_grad()
-        def see(module: nn.Module, args: Any, output: Any) -> None:
-            if not module.training:
-                return
-            activation = tensor_of(args if self.of == "input" else output)
-            self._seen[name] = self._part_of(activation)
-            if self.disturbance and is_norm(module):
-                self._batches[name] = tensor_of(args).detach()
-
-        return see
+    @torch.no_grad()
+    def _see(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if not module.training:
+            return
+        batch = first_tensor(args)
+        activation = batch if self.of == "input" else first_tensor(output)
+        if activation is None or activation.numel() == 0 or activation.dim() < 2:
+            return  # nothing that has channels
+        self._seen[name] = self._part_of(channels_first(module, activation))
+        if self.disturbance and is_norm(module) and batch is not None:
+            self._batches[name] = batch.detach()
 
     def _part_of(self, x: Tensor) -> Tensor:
         """At most max_samples × max_channels of (N, C, *), evenly spread; a copy."""
@@ -193,8 +219,8 @@ class Monitor:
             moved = drift_of(before, statistics)._asdict()
             numbers |= {f"{key}_drift": value for key, value in moved.items()}
         self._before[name] = statistics
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor):
+        if isinstance(getattr(module, "weight", None), Tensor):
+            weight = learned_weight(name, module)
             numbers["weight_norm"] = weight.norm().item()
             if weight.grad is not None:
                 numbers["gradient_norm"] = weight.grad.norm().item()
@@ -207,3 +233,19 @@ class Monitor:
                          generator=self._generator)  # fmt: skip
             numbers["snd"] = values.mean().item()
         return numbers
+
+
+class _Hook:
+    """Stands on a layer for a step. A layer's copies and pickles are not the layer that is watched:
+    theirs does nothing.
+    """
+
+    def __init__(self, monitor: Monitor | None, name: str) -> None:
+        self._monitor, self._name = monitor, name
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._monitor is not None:
+            self._monitor._see(self._name, module, args, output)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[None, str]]:
+        return _Hook, (None, self._name)
