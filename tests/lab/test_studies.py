@@ -100,6 +100,9 @@ def test_figures_are_drawn_anew_from_records(tmp_path):
     assert record.read_bytes() == before and figure.read_bytes() == drawn
     missing = command("iternorm2019-fig4", "--redraw", "--out", str(tmp_path))
     assert missing.exit_code == 2 and "run the study without --redraw" in missing.stderr
+    record.write_text("{")
+    broken = command("equinorm2018-fig1", "--redraw", "--out", str(tmp_path))
+    assert broken.exit_code == 2 and "this is no record" in broken.stderr
 
 
 def test_an_unknown_name_is_refused_in_one_sentence(tmp_path):
@@ -115,3 +118,28 @@ def test_a_claim_that_fails_is_the_exit_status(tmp_path, monkeypatch):
     monkeypatch.setitem(analyze.STUDIES, study.name, failing)
     result = command(study.name, "--out", str(tmp_path))
     assert result.exit_code == 1 and "FAILS: no" in result.output
+
+
+@pytest.mark.parametrize("option", ["--out", "--figures"])
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_refused_before_the_work(option, folder, tmp_path, monkeypatch):
+    study = STUDIES["equinorm2018-fig1"]
+    never = Study(study.name, study.title, lambda: pytest.fail("it ran"), study.claims, study.draw)
+    monkeypatch.setitem(STUDIES, study.name, never)
+    (tmp_path / "file").touch()
+    wanted = {"--out": tmp_path / "out", option: tmp_path / folder}
+    result = command(study.name, *(str(word) for pair in wanted.items() for word in pair))
+    assert result.exit_code == 1 and result.stderr.startswith("isonorm: cannot write to")
+    assert result.stderr.count("\n") == 1 and os.listdir(tmp_path) == ["file"]
+
+
+def test_an_interrupted_study_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    study = STUDIES["equinorm2018-fig1"]
+    stopped = Study(study.name, study.title, interrupted, study.claims, study.draw)
+    monkeypatch.setitem(STUDIES, study.name, stopped)
+    result = command(study.name, study.name, "--out", str(tmp_path / "out"))
+    assert result.exit_code != 0 and "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter, process_time
@@ -55,20 +56,44 @@ def analyze(
             err=True,
         )
         raise typer.Exit(2)
-    chosen = list(STUDIES) if "all" in names else names
+    chosen = list(STUDIES if "all" in names else dict.fromkeys(names))
+    drawn = figures_in or out
+    try:
+        failed = _run_all(console, chosen, out, drawn, threads, redraw)
+    except OSError as error:
+        typer.echo(
+            f"isonorm: cannot write to {error.filename or out}: {error.strerror or error}.",
+            err=True,
+        )
+        raise typer.Exit(1) from None
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run_all(
+    console: Console, chosen: list[str], out: Path, figures_in: Path, threads: int, redraw: bool
+) -> bool:
+    """Whether a claim has failed."""
+    for folder in (out, figures_in):  # before minutes of work that could not be kept
+        _check_writable(folder)
     failed = False
     for name in chosen:
         if redraw:
-            _redraw(STUDIES[name], out, figures_in or out)
+            _redraw(STUDIES[name], out, figures_in)
             continue
-        content, claims = carry_out(STUDIES[name], out, figures_in or out, threads)
+        content, claims = carry_out(STUDIES[name], out, figures_in, threads)
         console.print(f"{name}: {content['seconds']:.0f} s, {out / name}.json", highlight=False)
         for claim in claims:
             console.print(f"  {'holds' if claim.holds else 'FAILS'}: {claim.sentence}",
                           highlight=False)  # fmt: skip
             failed = failed or not claim.holds
-    if failed:
-        raise typer.Exit(1)
+    return failed
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises the error that writing there would, and leaves nothing behind."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    tempfile.TemporaryFile(dir=nearest).close()
 
 
 def carry_out(
@@ -107,10 +132,13 @@ def _draw(study: Study, result: dict[str, Any], folder: Path) -> None:
 
 def _redraw(study: Study, out: Path, folder: Path) -> None:
     record = out / f"{study.name}.json"
-    if not record.exists():
-        typer.echo(f"isonorm: there is no {record}: run the study without --redraw.", err=True)
-        raise typer.Exit(2)
-    _draw(study, json.loads(record.read_text(encoding="utf-8")), folder)
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError) as error:
+        wrong = "there is no" if isinstance(error, FileNotFoundError) else "this is no record:"
+        typer.echo(f"isonorm: {wrong} {record}: run the study without --redraw.", err=True)
+        raise typer.Exit(2) from None
+    _draw(study, content, folder)
 
 
 def _listing() -> Table:
