@@ -66,6 +66,9 @@ def analyze(
             err=True,
         )
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo(f"isonorm: interrupted; studies that had ended are in {out}.", err=True)
+        raise typer.Exit(130) from None
     if failed:
         raise typer.Exit(1)
 
@@ -93,7 +96,11 @@ def _run_all(
 def _check_writable(folder: Path) -> None:
     """Raises the error that writing there would, and leaves nothing behind."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    tempfile.TemporaryFile(dir=nearest).close()
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        error.filename = str(folder)  # not the temporary file
+        raise
 
 
 def carry_out(

@@ -86,8 +86,8 @@ def claims(result: dict[str, Any]) -> list[Claim]:
         found += [
             Claim(f"{norm}: extreme eigenvalues agree with the dense Hessian's to 1e-3", close),
             Claim(
-                f"{norm}: the trace is the dense Hessian's within three standard errors",
-                abs(trace["estimate"] - dense["trace"]) <= 3 * trace["error"],
+                f"{norm}: the trace is the dense Hessian's within two standard errors",
+                abs(trace["estimate"] - dense["trace"]) <= 2 * trace["error"],
             ),
         ]
     return found
