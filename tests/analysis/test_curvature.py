@@ -155,6 +155,27 @@ def test_parameters_are_chosen_and_dropout_is_one_matrix():
         assert torch.allclose(w @ operator.matvec(v), v @ operator.matvec(w))
 
 
+def test_a_model_of_several_outputs():
+    class Several(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network("batchnorm")
+
+        def forward(self, x):
+            return self.net(x), x
+
+    model, data = Several(), batches(1)
+    v = torch.randn(sum(p.numel() for p in model.parameters())).double()
+    with curvature_operator(model, data, kind="gauss-newton") as operator:
+        found = operator.matvec(v)
+    with curvature_operator(model.net, data, kind="gauss-newton") as operator:
+        assert torch.allclose(found, operator.matvec(v))
+    with curvature_operator(model, data, lambda y, t: F.cross_entropy(y[0], t)) as operator:
+        found = operator.matvec(v)
+    with curvature_operator(model.net, data) as operator:
+        assert torch.allclose(found, operator.matvec(v))
+
+
 def test_bad_arguments_get_a_sentence():
     model = network("iternorm")
     with (

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._layers import tensor_of
 from ._state import observed, seeded
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def curvature_operator(
     Args:
         batches: a sequence or loader, read anew for every product: it must give the same batches
             each time (no shuffling).
-        kind: "hessian", or "gauss-newton", which for cross-entropy is the Fisher information.
+        loss: of what the model returns, and the targets.
+        kind: "hessian", or "gauss-newton", which for cross-entropy is the Fisher information; of
+            several outputs of the model it takes the first.
         parameters: a function of name and parameter that chooses; None: all that require
             gradients.
         train: in training mode, whatever mode the model is in; False: in eval.
@@ -117,7 +120,10 @@ def curvature_operator(
                 model, batches, lambda m, b: of_output(forward(m, b), b), param_filter=parameters
             )
         else:
-            yield things.GGNOperator(model, batches, forward, of_output, param_filter=parameters)
+            yield things.GGNOperator(
+                model, batches, lambda m, b: tensor_of(forward(m, b)), of_output,
+                param_filter=parameters,
+            )  # fmt: skip
 
 
 def extreme_eigenvalues(
