@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,20 +66,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def training_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """All of the model in training mode inside the block, and as it was, module by module, after
-    it.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    try:
-        yield model
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Whatever is random inside the block follows from the seed; torch's generators stay as they
     were.
@@ -91,12 +77,17 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def observed(model: nn.Module, *, train: bool) -> Iterator[nn.Module]:
-    """``undisturbed``, in training mode if so asked."""
-    with ExitStack() as stack:
-        if train:
-            stack.enter_context(training_mode(model))
-        stack.enter_context(undisturbed(model))
-        yield model
+    """``undisturbed``, all of the model in training mode or in eval, and as it was, module by
+    module, after the block.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(train)
+    try:
+        with undisturbed(model):
+            yield model
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def in_training(norm: nn.Module | Callable[..., Any]) -> Callable[[Tensor], Tensor]:

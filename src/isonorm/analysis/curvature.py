@@ -113,8 +113,7 @@ def curvature_operator(
     def of_output(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         return loss(output, batch[1])
 
-    mode = observed(model, train=True) if train else _in_eval(model)
-    with mode, torch.enable_grad():
+    with observed(model, train=train), torch.enable_grad():
         if kind == "hessian":
             yield things.HessianOperator(
                 model, batches, lambda m, b: of_output(forward(m, b), b), param_filter=parameters
@@ -206,18 +205,6 @@ def hessian_spectrum(
             curvature_trace(operator, samples=samples, seed=seed),
             spectral_density(operator, runs=runs, steps=steps, seed=seed),
         )
-
-
-@contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with observed(model, train=False):
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
