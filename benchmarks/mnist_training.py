@@ -72,8 +72,8 @@ class Training(NamedTuple):
 SECTION_6_1 = Training(128, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4})
 
 #: LARS decays with power 2 after a warm-up of a twentieth; LAMB linearly; LANS after a warm-up of
-#: 42.65 % and a plateau of 27.35 %, its paper's first phase. Learning rates
-#: are for this network, tried once on a seed that is not reported.
+#: 42.65 % and a plateau of 27.35 %, its paper's first phase. Learning rates are for this network,
+#: chosen after a few trials.
 LARGE_BATCH = {
     "LARS": Training(
         4096, isonorm.optim.LARS,
