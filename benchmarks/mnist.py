@@ -57,7 +57,7 @@ def line(name: str, results: dict) -> str:
     ):
         found = results[key]["spread"]
         if found is None:
-            cells.append(f"target not always reached in {unit}")
+            cells.append(f"loss {TARGET_LOSS} not always reached, in {unit}")
             continue
         least, most = min(results[key]["seeds"]), max(results[key]["seeds"])
         middle, least, most = (scale * value for value in (found["median"], least, most))

@@ -71,8 +71,8 @@ class Training(NamedTuple):
 #: EquiNorm, Section 6.1: "defaults commonly used with BatchNorm", which the paper did not tune.
 SECTION_6_1 = Training(128, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4})
 
-#: LARS decays with power 2 after a warm-up of a twentieth; LAMB linearly; LANS after a warm-up of
-#: 42.65 % and a plateau of 27.35 %, its paper's first phase. Learning rates are for this network,
+#: The papers' forms: LARS decays with power 2 after a warm-up, LAMB linearly after one, LANS linearly
+#: after a warm-up and a plateau. Learning rates and lengths of the phases are for this network,
 #: chosen after a few trials.
 LARGE_BATCH = {
     "LARS": Training(
