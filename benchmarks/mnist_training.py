@@ -71,9 +71,9 @@ class Training(NamedTuple):
 #: EquiNorm, Section 6.1: "defaults commonly used with BatchNorm", which the paper did not tune.
 SECTION_6_1 = Training(128, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4})
 
-#: The papers' forms: LARS decays with power 2 after a warm-up, LAMB linearly after one, LANS linearly
-#: after a warm-up and a plateau. Learning rates and lengths of the phases are for this network,
-#: chosen after a few trials.
+#: The papers' forms: LARS decays with power 2 after a warm-up, LAMB linearly after one, LANS
+#: linearly after a warm-up and a plateau. Learning rates and the lengths of the phases are for this
+#: network, chosen after a few trials.
 LARGE_BATCH = {
     "LARS": Training(
         4096, isonorm.optim.LARS,
