@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 import isonorm
 from isonorm.lab.data import DataSet
+from isonorm.lab.train import error_on_test_set
 from isonorm.optim import warmup_polynomial
 
 
@@ -133,11 +134,3 @@ def train(block: Block, training: Training, data: DataSet, epochs: int, seed: in
             losses.append(loss.item())
         errors.append(error_on_test_set(model, data))
     return Curve(losses, errors)
-
-
-@torch.no_grad()
-def error_on_test_set(model: nn.Module, data: DataSet) -> float:
-    """The fraction of test images the model gets wrong in eval mode."""
-    model.eval()
-    answers = torch.cat([model(images).argmax(1) for images in data.test_images.split(2000)])
-    return (answers != data.test_labels).double().mean().item()

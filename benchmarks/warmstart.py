@@ -24,6 +24,7 @@ from torch import nn
 
 import isonorm
 from isonorm.lab.data import DataSet, digits
+from isonorm.lab.plan import Plan
 from isonorm.lab.train import error_on_test_set, seeded, train
 
 from .report import hardware, versions, write
@@ -60,11 +61,11 @@ def after_conversion(
         sys.exit(f"a conversion changed the function; nothing is recorded.\n{report}")
     found = {"output_error": error.item(), "converted": accuracy(model, data)}
     tuned = copy.deepcopy(model)
-    train(tuned, data, epochs=1, batch_size=BATCH, lr=lr, seed=seed)
+    train(tuned, data, Plan(epochs=1, batch_size=BATCH, lr=lr), seed=seed)
     found["fine-tuned"] = accuracy(tuned, data)
     isonorm.recalibrate(model, data.train_images.split(BATCH), len(data.train_images) // BATCH)
     found["recalibrated"] = accuracy(model, data)
-    train(model, data, epochs=1, batch_size=BATCH, lr=lr, seed=seed)
+    train(model, data, Plan(epochs=1, batch_size=BATCH, lr=lr), seed=seed)
     found["recalibrated, fine-tuned"] = accuracy(model, data)
     return found
 
@@ -87,14 +88,15 @@ def main(arguments: list[str] | None = None) -> None:
     found: dict[str, list[dict[str, float]]] = {}
     for seed in range(args.seeds):
         model = seeded(seed, network)
-        train(model, data, epochs=args.epochs, batch_size=BATCH, lr=args.lr, seed=seed)
+        plan = Plan(epochs=args.epochs, batch_size=BATCH, lr=args.lr)
+        train(model, data, plan, seed=seed)
         before.append(accuracy(model, data))
         for name, kind in TARGETS.items():
             for size in GROUP_SIZES:
                 to = partial(kind, group_size=size)
                 row = after_conversion(model, to, data, args.epochs + seed, args.lr)
                 found.setdefault(f"{name}, groups of {size}", []).append(row)
-        train(model, data, epochs=1, batch_size=BATCH, lr=args.lr, seed=args.epochs + seed)
+        train(model, data, plan.shortened(1), seed=args.epochs + seed)
         again.append(accuracy(model, data))
         print(f"seed {seed}: BatchNorm {before[-1]:.2%}", flush=True)
 

@@ -150,7 +150,7 @@ def check_twice_differentiated(act, with_residual) -> None:
 def check_fused_operators() -> None:
     """Schema, fakes, autograd and AOT dispatch of the operators with something fused."""
     x, dy, residual, weight, bias = make_inputs((6, 5, 4), torch.float32, "nchw")
-    for act, extra in (("relu", True), ("silu", True), ("relu", False), ("", True)):
+    for act, extra in (("relu", True), ("silu", True)):
         plan = make_plan(area.batch(2), operation.whiten("newton", 3), 1e-2, "", "triton", act)
         leaves = [t.detach().requires_grad_() for t in (x, weight, bias, residual)]
         arguments = (*leaves[:3], None, leaves[3] if extra else None, plan.encode())
@@ -271,7 +271,8 @@ from tests_kernels import (
 )
 torch.manual_seed(0)
 for index, op in enumerate(OPERATIONS):
-    for number, shape in enumerate(SHAPES[:2] + SHAPES[3:4] if op.is_matrix else SHAPES):
+    small = SHAPES[1:2] + SHAPES[3:4] if op.is_matrix else SHAPES[:4]
+    for number, shape in enumerate(small):
         # the interpreter multiplies the bit patterns of bfloat16 matrices, so those need a GPU
         half = torch.float16 if op.is_matrix else torch.bfloat16
         dtype = (torch.float32, half)[number % 2]
@@ -282,7 +283,6 @@ for index, (act, with_residual) in enumerate(FUSED):
     dtype = (torch.float32, torch.float16)[index % 2]
     layout = ("nchw", "channels_last")[index % 2]
     check_fused(*SHAPES[1].values, op, dtype, layout, act, with_residual)
-    check_fused(*SHAPES[1].values, OPERATIONS[2], torch.float32, layout, act, with_residual)
     check_twice_differentiated(act, with_residual)
 check_fused_operators()
 print("all agree")

@@ -277,6 +277,7 @@ def test_gather_and_regroup_are_inverse():
 def test_a_network_trained_on_digits(relative_error):
     """The issue's promise: above 97 %, then the same outputs to 1e-4 with IterNorm and DBN."""
     from isonorm.lab.data import digits
+    from isonorm.lab.plan import Plan
     from isonorm.lab.train import error_on_test_set, seeded, train
 
     data = digits()
@@ -288,7 +289,7 @@ def test_a_network_trained_on_digits(relative_error):
         )  # fmt: skip
 
     model = seeded(0, make)
-    train(model, data, epochs=6, batch_size=64, lr=0.1, seed=0)
+    train(model, data, Plan(epochs=6, batch_size=64, lr=0.1), seed=0)
     error = error_on_test_set(model, data)
     assert error < 0.03
     expected = model(data.test_images)

@@ -123,7 +123,12 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(whole, files, tmp_path, monk
         return train(*arguments, on_epoch=at_the_second, **options)
 
     monkeypatch.setattr(experiments, "train", interrupted)
-    stopped = isonorm_command(*words(files, tmp_path))
+    # as at a terminal: a worker of pytest-xdist ignores the signal
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        stopped = isonorm_command(*words(files, tmp_path))
+    finally:
+        signal.signal(signal.SIGINT, before)
     (folder,) = tmp_path.iterdir()
     assert stopped.exit_code == 130
     last = stopped.output.splitlines()[-1]
