@@ -11,35 +11,9 @@ import torch
 from torch import nn
 
 import isonorm
-from isonorm.surgery.transplant import NormDropAct
+from tests.surgery.blocks import Residual
 
 IterNorm4 = partial(isonorm.IterNorm, group_size=4)
-
-
-class Residual(nn.Module):
-    """A block of ResNet: one ReLU used twice, an addition, a norm in a shortcut."""
-
-    def __init__(self, channels: int = 8) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels)
-        self.conv2, self.bn2 = nn.Conv2d(channels, channels, 1), nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut = nn.Sequential(nn.Conv2d(3, channels, 1), nn.BatchNorm2d(channels))
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(y + self.shortcut(x))
-
-
-class BatchNormAct2d(nn.BatchNorm2d):
-    """As timm's: a norm, a drop and an activation in one module."""
-
-    def __init__(self, channels: int, act: nn.Module, drop: nn.Module | None = None) -> None:
-        super().__init__(channels)
-        self.drop, self.act = drop or nn.Identity(), act
-
-    def forward(self, x):
-        return self.act(self.drop(super().forward(x)))
 
 
 class Peculiar(nn.BatchNorm2d):
@@ -226,33 +200,6 @@ def test_on_the_meta_device():
     assert model[0].weight.is_meta and model[0].running_cov.is_meta and "meta" in change.note
 
 
-# --- norms with an activation inside --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("act", [nn.ReLU(), nn.SiLU(), nn.GELU()], ids=["relu", "silu", "gelu"])
-@pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
-def test_norms_with_an_activation_inside(lived_in, images, act, fuse):
-    model = lived_in(nn.Sequential(nn.Conv2d(3, 8, 3), BatchNormAct2d(8, act)))
-    expected, saved = model(images), copy.deepcopy(model.state_dict())
-    isonorm.convert(model, IterNorm4, fuse_act=fuse)
-    torch.testing.assert_close(model(images), expected)
-    if fuse and not isinstance(act, nn.GELU):
-        assert type(model[1]) is isonorm.IterNorm and model[1].act in ("relu", "silu")
-        return
-    assert isinstance(model[1], NormDropAct) and model[1].act is act
-    assert [name for name, _ in model[1].named_children()] == ["norm", "drop", "act"]
-    isonorm.load_checkpoint(model, saved)  # its keys are those of the whole layer
-    torch.testing.assert_close(model(images), expected)
-    assert copy.deepcopy(model)[1].norm is not model[1].norm
-
-
-def test_a_drop_inside_is_not_fused_away(images):
-    model = nn.Sequential(BatchNormAct2d(3, nn.ReLU(), nn.Dropout(0.5)))
-    isonorm.convert(model, "iternorm", fuse_act=True)
-    assert isinstance(model[0], NormDropAct) and model[0].norm.act is None
-    assert (model.train()(images) == 0).float().mean() > 0.6
-
-
 # --- where ----------------------------------------------------------------------------------------
 
 
@@ -431,112 +378,6 @@ def test_an_error_while_changing_is_undone(images):
     assert type(model.bn1) is nn.BatchNorm2d and torch.equal(model(images), expected)
 
 
-# --- activations ----------------------------------------------------------------------------------
-
-
-def test_an_activation_that_alone_follows_is_fused(network, images):
-    model = network()
-    expected = model(images)
-    report = isonorm.convert(model, IterNorm4, fuse_act=True)
-    assert [model[1].act, model[4].act] == ["relu", "relu"]
-    assert type(model[2]) is type(model[5]) is nn.Identity
-    assert "IterNorm(20, relu)" in str(report)
-    torch.testing.assert_close(model(images), expected)
-    isonorm.revert(model)
-    assert not any(isinstance(m, isonorm.Normalize) for m in model.modules())
-    torch.testing.assert_close(model(images), expected)
-
-
-def test_what_is_not_fused_says_why(images):
-    model = Residual().eval()
-    expected = model(images)
-    report = isonorm.convert(model, IterNorm4, fuse_act=True)
-    notes = [change.note for change in report.changed]
-    assert "'relu' is used elsewhere" in notes[0]
-    assert "followed by <add>" in notes[1] and "followed by <add>" in notes[2]
-    assert type(model.relu) is nn.ReLU
-    torch.testing.assert_close(model(images), expected)
-
-
-class Reused(nn.Module):
-    """A norm and its ReLU, used twice, always together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.act, self.conv = nn.BatchNorm2d(3), nn.SiLU(), nn.Conv2d(3, 3, 1)
-
-    def forward(self, x):
-        return self.act(self.norm(self.conv(self.act(self.norm(x)))))
-
-
-class TwoConsumers(Reused):
-    def forward(self, x):
-        y = self.norm(x)
-        return self.act(y) + y
-
-
-class Branching(Reused):
-    def forward(self, x):
-        return self.act(self.norm(x)) if x.sum() > 0 else self.norm(x)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fused", "words"),
-    [
-        (Reused, True, ""),
-        (TwoConsumers, False, "act and <add>"),
-        (Branching, False, "cannot be followed"),
-    ],
-)
-def test_fusing_where_modules_are_reused(images, kind, fused, words):
-    model = kind().eval()
-    expected = model(images)
-    (change,) = isonorm.convert(model, "iternorm", fuse_act=True).changed
-    assert (model.norm.act == "silu") == fused and words in change.note
-    torch.testing.assert_close(model(images), expected)
-
-
-class Auxiliary(Reused):
-    """Another output in training, of what the activation reads."""
-
-    def forward(self, x):
-        y = self.norm(x)
-        return (self.act(y), self.conv(y)) if self.training else self.act(y)
-
-
-class InTraining(Reused):
-    """Called in training alone."""
-
-    def forward(self, x):
-        return self.act(self.norm(x)) if self.training else x
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_fusing_minds_training_and_eval(images, training):
-    model = Auxiliary().train(training)
-    (change,) = isonorm.convert(model, "iternorm", fuse_act=True).changed
-    assert model.norm.act is None and "followed by" in change.note
-
-    model = InTraining().train(training)
-    isonorm.convert(model, "iternorm", fuse_act=True)
-    assert model.norm.act == "silu" and model.training == training
-
-
-def test_an_activation_that_is_also_kept_in_a_list_is_not_fused(images):
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
-    model.activations = [model[1]]
-    (change,) = isonorm.convert(model, "iternorm", fuse_act=True).changed
-    assert model[0].act is None and "kept in a list" in change.note
-
-
-@pytest.mark.parametrize("hooked", [0, 1])
-def test_hooks_stand_in_the_way_of_fusing(hooked, images):
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
-    model[hooked].register_forward_hook(lambda module, args, y: None)
-    (change,) = isonorm.convert(model, "iternorm", fuse_act=True).changed
-    assert model[0].act is None and "hooks" in change.note
-
-
 # --- the report -----------------------------------------------------------------------------------
 
 
@@ -557,49 +398,3 @@ def test_a_model_without_norms():
     assert (
         str(isonorm.convert(nn.Sequential(nn.ReLU()), "iternorm")) == "no norms changed, none left."
     )
-
-
-# --- revert ---------------------------------------------------------------------------------------
-
-
-def test_revert_undoes_convert(network, images, relative_error):
-    model = network(partial(nn.BatchNorm2d, eps=1e-3, momentum=None))
-    before = copy.deepcopy(model)
-    isonorm.convert(model, IterNorm4)
-    report = isonorm.revert(model)
-    assert all(change.same for change in report.changed)
-    assert repr(model) == repr(before)
-    for (name, a), b in zip(model.state_dict().items(), before.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
-    assert relative_error(model(images), before(images)) < 2e-6
-
-
-def test_revert_standardizes_with_the_diagonal():
-    layer = isonorm.DBN(6, group_size=3, momentum=None)
-    x = torch.randn(500, 6) @ torch.randn(6, 6)
-    layer(x)
-    model = nn.Sequential(layer).eval()
-    before = model(x)
-    (change,) = isonorm.revert(model, to=nn.BatchNorm1d).changed
-    assert change.deviation > 1e-3
-    cov = torch.block_diag(*layer.running_cov)
-    torch.testing.assert_close(model[0].running_var, cov.diagonal())
-    torch.testing.assert_close(model[0](x).std(0), before.std(0), rtol=1e-2, atol=1e-3)
-
-
-def test_a_layer_with_no_origin_becomes_isonorms_batchnorm():
-    model = nn.Sequential(isonorm.IterNorm(6), isonorm.LayerNorm(6), nn.BatchNorm1d(6))
-    report = isonorm.revert(model)
-    assert type(model[0]) is isonorm.BatchNorm
-    assert ["no BatchNorm" in report.left[0].reason, "not one of" in report.left[1].reason] == [
-        1,
-        1,
-    ]
-
-
-def test_revert_takes_what_convert_takes():
-    model = nn.Sequential(isonorm.IterNorm(4))
-    isonorm.revert(model, to="batchnorm")
-    assert type(model[0]) is isonorm.BatchNorm
-    with pytest.raises(TypeError, match="a name, a class or a factory; got 3"):
-        isonorm.revert(nn.Sequential(isonorm.IterNorm(4)), to=3)

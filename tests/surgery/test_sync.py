@@ -27,6 +27,13 @@ def test_all_norms_over_the_batch_are_synchronized(images):
     torch.testing.assert_close(model(images), expected)
 
 
+def test_layers_in_equilibrium_are_synchronized():
+    model = nn.Sequential(isonorm.EquiConv2d(3, 8, 3), nn.ReLU(), isonorm.IterNorm(8))
+    report = isonorm.convert_sync(model)
+    assert {change.name for change in report.changed} == {"0", "2"} and not report.left
+    assert model[0].process_group == model[2].process_group == "world"
+
+
 def test_a_group_that_is_none():
     model = nn.Sequential(isonorm.IterNorm(3))
     with pytest.raises(ValueError, match="process_group must be"):

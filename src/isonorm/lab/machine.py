@@ -8,6 +8,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from ..surgery import convert_sync
 from .devices import make_fabric
 
 #: How networks are compiled: not at all, by torch.compile, or by it into CUDA graphs.
@@ -56,10 +57,7 @@ class Machine:
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model as it is to be trained here."""
         if self.sync_statistics:
-            for module in model.modules():
-                area = getattr(module, "area", None)
-                if hasattr(module, "process_group") and (area is None or area.spans_batch):
-                    setattr(module, "process_group", "world")  # noqa: B010
+            convert_sync(model)
         if self.device.startswith("cuda"):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model

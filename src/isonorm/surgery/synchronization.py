@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .. import functional
 from ..layers import Normalize
 from ..statistics import group_name, resolve_group
+from ..weights.state import EquilibriumState
 from .convert import replace_norms
 from .report import Change, Conversion, Left, Refused, short
 from .sources import Source
@@ -15,7 +16,8 @@ from .tree import modules_of
 
 
 def convert_sync(model: nn.Module, process_group: object = None) -> Conversion:
-    """Lets every norm over the batch share its statistics with a process group, in place.
+    """Lets every norm over the batch, and every layer in equilibrium, share its statistics with a
+    process group, in place.
 
     isonorm's layers do so themselves; torch's BatchNorm becomes SyncBatchNorm. ``process_group`` is
     one of ``torch.distributed``, or None for all ranks. Call it before DistributedDataParallel.
@@ -38,6 +40,7 @@ def convert_sync(model: nn.Module, process_group: object = None) -> Conversion:
 
     report = replace_norms(model, synchronized)
     changed, left = list(report.changed), []
+    note = f"synchronized with {name!r}"
     own = {hung.name: hung.module for hung in modules_of(model)}
     for row in report.left:
         layer = own[row.name.partition(" = ")[0]]
@@ -45,8 +48,11 @@ def convert_sync(model: nn.Module, process_group: object = None) -> Conversion:
         if reason:
             left.append(Left(row.name, row.module, reason))
         else:
-            note = f"synchronized with {name!r}"
             changed.append(Change(row.name, row.module, short(layer), 0.0, note))
+    for hung in modules_of(model):
+        if isinstance(hung.module, EquilibriumState):
+            hung.module.process_group = name
+            changed.append(Change(hung.label, short(hung.module), short(hung.module), 0.0, note))
     return Conversion(changed, left)
 
 

@@ -49,7 +49,9 @@ def test_the_largest_draw_stays_within_the_image():
     draws = torch.full((1, 3), 1.0).nextafter(torch.zeros(()))
     for padding in range(1, 40):
         image = torch.ones(1, 1, 80, 80)
-        FlipAndCrop(padding=padding)(image, draws)  # gather refuses an index outside
+        cropped = FlipAndCrop(padding=padding)(image, draws)  # gather refuses an index outside
+        # the crop begins `padding` pixels in, so that as many rows and columns are border
+        assert cropped.sum() == (80 - padding) ** 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The six steps of the explicit path as Triton kernels, for areas over the batch.
 
-``stream`` reads and writes the activation, ``root`` works on d × d matrices, ``steps`` launches
-them. This package is imported only when its backend is chosen.
+``layout`` cuts the tensor, ``stream`` reads and writes it, ``root`` works on d × d matrices,
+``steps`` launches them. This package is imported only when its backend is chosen.
 """
 
 from .steps import analyze as analyze

@@ -28,6 +28,16 @@ import triton.language as tl
 
 
 @triton.jit
+def _channels(i_group, size, channels, sc, D: tl.constexpr, I64: tl.constexpr):
+    """The D channels of a group within their block, their mask, and their offsets."""
+    i_channel = tl.arange(0, D)
+    i_global = i_group * size + i_channel
+    m_channel = (i_channel < size) & (i_global < channels)
+    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
+    return i_global, m_channel, o_channel
+
+
+@triton.jit
 def _sample_offsets(
     i_tile, n, s, sn, ss, BM: tl.constexpr, MERGED: tl.constexpr, I64: tl.constexpr
 ):
@@ -155,11 +165,7 @@ def moments_kernel(
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_channel = tl.arange(0, D)
-    m_channel = (i_channel < size) & (i_group * size + i_channel < channels)
-    o_channel = (
-        (i_group * size + i_channel).to(tl.int64) * sc if I64 else (i_group * size + i_channel) * sc
-    )
+    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
@@ -186,7 +192,7 @@ def moments_kernel(
 
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
     if i_part == 0:
-        tl.store(p_pivot + i_group * size + i_channel, b_pivot, mask=m_channel)
+        tl.store(p_pivot + i_global, b_pivot, mask=m_channel)
 
 
 @triton.jit
@@ -200,10 +206,7 @@ def apply_kernel(
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_channel = tl.arange(0, D)
-    i_global = i_group * size + i_channel
-    m_channel = (i_channel < size) & (i_global < channels)
-    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
+    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_w, b_weight, b_bias = _load_map(
         p_w,
@@ -245,10 +248,7 @@ def backward_sums_kernel(
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, the residual's gradient, which is kept."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_channel = tl.arange(0, D)
-    i_global = i_group * size + i_channel
-    m_channel = (i_channel < size) & (i_global < channels)
-    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
+    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     REMAKE: tl.constexpr = ACT == "silu" or (ACT == "relu" and not EXTRA)
     if REMAKE:
@@ -304,10 +304,7 @@ def backward_apply_kernel(
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_channel = tl.arange(0, D)
-    i_global = i_group * size + i_channel
-    m_channel = (i_channel < size) & (i_global < channels)
-    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
+    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
     if ACT != "":
@@ -320,6 +317,7 @@ def backward_apply_kernel(
         b_slope = tl.load(p_slope + i_global, mask=m_channel, other=0.0)
     else:
         # dx = g·A + (x − μ)·slope with samples in rows; slope is symmetric
+        i_channel = tl.arange(0, D)
         o_w = i_group * size * size + i_channel[:, None] * size + i_channel[None, :]
         m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
         b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
