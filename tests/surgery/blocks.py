@@ -1,4 +1,4 @@
-"""A network whose wiring is not a chain."""
+"""Networks that surgery finds hard: a wiring that is no chain, a norm with more inside."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ class Residual(nn.Module):
     def forward(self, x):
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         return self.relu(y + self.shortcut(x))
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm's: a norm, a drop and an activation in one module."""
+
+    def __init__(self, channels: int, act: nn.Module, drop: nn.Module | None = None) -> None:
+        super().__init__(channels)
+        self.drop, self.act = drop or nn.Identity(), act
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import isonorm
-
-from .test_convert import BatchNormAct2d
+from tests.surgery.blocks import BatchNormAct2d
 
 
 @pytest.fixture(params=[nn.BatchNorm2d, isonorm.IterNorm], ids=["torch", "isonorm"])

@@ -11,20 +11,9 @@ from torch import nn
 
 import isonorm
 from isonorm.surgery.transplant import NormDropAct
-from tests.surgery.blocks import Residual
+from tests.surgery.blocks import BatchNormAct2d, Residual
 
 IterNorm4 = partial(isonorm.IterNorm, group_size=4)
-
-
-class BatchNormAct2d(nn.BatchNorm2d):
-    """As timm's: a norm, a drop and an activation in one module."""
-
-    def __init__(self, channels: int, act: nn.Module, drop: nn.Module | None = None) -> None:
-        super().__init__(channels)
-        self.drop, self.act = drop or nn.Identity(), act
-
-    def forward(self, x):
-        return self.act(self.drop(super().forward(x)))
 
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.SiLU(), nn.GELU()], ids=["relu", "silu", "gelu"])

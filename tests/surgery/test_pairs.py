@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import isonorm
-
-from .test_convert import BatchNormAct2d, Residual
+from tests.surgery.blocks import BatchNormAct2d, Residual
 
 
 def test_a_residual_block():

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import isonorm
-
-from .test_convert import Residual
+from tests.surgery.blocks import Residual
 
 KINDS = {
     "torch": nn.BatchNorm2d,

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 import isonorm
 from isonorm.layers.fixed import FixedMap, Merged
+from tests.surgery.blocks import BatchNormAct2d
 
 
 class Net(nn.Module):
@@ -260,15 +261,8 @@ def test_a_norm_that_is_given_its_input_by_keyword_is_left(same, x):
 
 
 def test_normalization_after_dropout_and_act_as_timm_writes_it(same, x):
-    class BatchNormAct2d(nn.BatchNorm2d):
-        def __init__(self, channels) -> None:
-            super().__init__(channels)
-            self.drop, self.act = nn.Identity(), nn.ReLU(inplace=True)
-
-        def forward(self, x):
-            return self.act(self.drop(super().forward(x)))
-
-    folded = same(nn.Sequential(conv(), BatchNormAct2d(4), BatchNormAct2d(4)), x)
+    first, second = (BatchNormAct2d(4, nn.ReLU(inplace=True)) for _ in range(2))
+    folded = same(nn.Sequential(conv(), first, second), x)
     assert [fate.became for fate in folded.fold_report] == ["merged", "convolution"]
     assert isinstance(folded[1].act, nn.ReLU) and isinstance(folded[2].act, nn.ReLU)
 
