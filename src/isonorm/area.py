@@ -16,11 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 Features = Literal["channels", "groups", "one"]
+
+
+def flat(x: Tensor) -> Tensor:
+    """(N, C, *) as (N, C, S): a view of NCHW and of channels_last."""
+    return x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+
+
+def flat_shape(x: Tensor) -> tuple[int, int, int]:
+    n, channels, *positions = x.shape
+    return n, channels, prod(positions)
 
 
 class Block(NamedTuple):
@@ -83,6 +94,12 @@ class Area:
     def whitens(self) -> bool:
         """Whether a problem has features that can be decorrelated."""
         return self.features != "one" and self.name != "batch_group"
+
+    def num_features(self, num_channels: int) -> int:
+        """The features of a problem that whitening decorrelates: a group's channels, or groups."""
+        if self.features == "groups":
+            return self.num_groups or 1
+        return min(self.group_size or num_channels, num_channels)
 
     def axes(self, role: str) -> tuple[int, ...]:
         return tuple(axis for axis, r in enumerate(self.roles) if r == role)

@@ -137,22 +137,21 @@ def normalize_with_transform(
     if group:
         check_synchronizable(area, operation)
 
-    # (N, C, S): a view of NCHW and of channels_last
-    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
     colors = isinstance(recovery, Coloring)
     backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
     applied = area if operation.is_matrix else area.featurewise()
-    fused = "" if act in (None, "identity") or backend != "triton" else act
+    fuses = backend == "triton" and _inside(recovery, applied, backend)
+    fused = act if fuses and act not in (None, "identity") else ""
     plan = make_plan(applied, operation, eps, group, backend, fused)
-    check_count(flat, plan, statistics)
+    check_count(x, plan, statistics)
     if backend == "reference":
-        y, statistics, transform = reference.run(flat, recovery, plan, statistics)
-    elif backend == "triton" and residual is not None:
-        y, statistics, transform = _explicit(flat, recovery, plan, residual.reshape(flat.shape))
+        y, statistics, transform = reference.run(areas.flat(x), recovery, plan, statistics)
+        y = like_input(y.reshape(x.shape), x)
+    elif fuses:
+        y, statistics, transform = _explicit(x, recovery, plan, residual)
         residual = None
     else:
-        y, statistics, transform = _explicit(flat, recovery, plan)
-    y = like_input(y.reshape(x.shape), x)
+        y, statistics, transform = _explicit(x, recovery, plan)
     return Result(finish(y, None if fused else act, residual), statistics, transform)
 
 
@@ -234,32 +233,44 @@ def check_recovery(recovery: Recovery, area: Area, channels: int) -> None:
             )
 
 
-def check_count(flat: Tensor, plan: Plan, statistics: Statistics | None) -> None:
+def check_count(x: Tensor, plan: Plan, statistics: Statistics | None) -> None:
     """Refuses to center one value by itself. A synchronized rank may hold one value, or none, of
     many.
     """
-    if statistics is not None or not plan.operation.centers or plan.group or flat.numel() == 0:
+    if statistics is not None or not plan.operation.centers or plan.group or x.numel() == 0:
         return
-    _, _, _, m = plan.problem_shapes(*flat.shape)[0]
+    _, _, _, m = plan.problem_shapes(*areas.flat_shape(x))[0]
     if m == 1:
         raise ValueError(
             "expected more than one value to normalize together; got one, with area "
             f"{plan.area!r} and input "
-            f"(N, C, positions) = {tuple(flat.shape)}: use a larger input."
+            f"(N, C, positions) = {areas.flat_shape(x)}: use a larger input."
         )
 
 
+def _inside(recovery: Recovery, area: Area, backend: str) -> bool:
+    """Whether the explicit path applies a recovery itself: where it folds into the problem's
+    matrix, and where there is none (kernels) or the recovery has none (plain torch).
+    """
+    whitens = "d" in area.roles
+    if whitens and area.features == "channels":
+        return True
+    if backend == "triton":
+        return not whitens or (recovery.gain is None and recovery.bias is None)
+    return isinstance(recovery, Affine)
+
+
 def _explicit(x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None = None) -> Result:
-    """Six steps, one autograd node; recoveries that do not fold into its matrix follow it."""
-    if isinstance(recovery, Coloring) and not ("d" in plan.area.roles and plan.folds_recovery):
+    """Six steps, one autograd node; recoveries that are not part of it follow."""
+    if not _inside(recovery, plan.area, plan.backend):
         # in the working precision, so that the output is rounded once
         bare = _explicit(x.to(working_dtype(x)), Affine(None, None), plan)
-        y = _recover(bare.y, recovery, plan.area).to(x.dtype)
-        return Result(y, bare.statistics, bare.transform)
+        y = _recover(areas.flat(bare.y), recovery, plan.area).to(x.dtype)
+        return Result(like_input(y.reshape(x.shape), x), bare.statistics, bare.transform)
     color = recovery.color if isinstance(recovery, Coloring) else None
     weight = recovery.weight if isinstance(recovery, Affine) else None
     y, saved = autograd.run(x, weight, recovery.bias, color, plan, residual)
-    problems = list(explicit.unpack(saved, plan, *x.shape))
+    problems = list(explicit.unpack(saved, plan, *areas.flat_shape(x)))
     count = problems[0].m if saved.count is None or not plan.group else saved.count
     statistics = Statistics(
         count, join_vectors([p.mean for p in problems]), join_matrices([p.cov for p in problems])
@@ -296,7 +307,7 @@ def apply_transform(
     One product for each block, centred before it, so that a mean far from zero costs no accuracy.
     """
     check_input(x, residual)
-    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+    flat = areas.flat(x)
     outputs = []
     with no_autocast(x):
         for block, rows, d in area.places(1, flat.shape[1], 1):

@@ -42,13 +42,27 @@ OPERATIONS = [
 ]
 
 
-def passes(x, dy, weight, bias, group_size, op, backend):
+#: Areas beside the batch, with operations that they have.
+WITHIN_EXAMPLES = [
+    pytest.param(area.instance(5), operation.whiten("newton", 5), id="instance-whitening"),
+    pytest.param(area.instance(4), operation.whiten("polar"), id="instance-full-whitening"),
+    pytest.param(area.instance(5), operation.whiten("cholesky"), id="instance-cholesky"),
+    pytest.param(area.instance(), operation.standardize(), id="instance"),
+    pytest.param(area.group(4), operation.whiten("newton", 5), id="group-whitening"),
+    pytest.param(area.group(4), operation.standardize(), id="group"),
+    pytest.param(area.group(3), operation.scale(), id="group-rms"),
+    pytest.param(area.layer(), operation.standardize(), id="layer"),
+    pytest.param(area.batch_group(3), operation.standardize(), id="batch-group"),
+]
+
+
+def passes(x, dy, weight, bias, where, op, backend):
     """y, μ, Σ, dx, dγ and dβ by one backend."""
     inputs = [t.detach().requires_grad_() for t in (x, weight, bias)]
     with isonorm.backend(backend):
         y, statistics = isonorm.functional.normalize(
             inputs[0],
-            area=area.batch(group_size),
+            area=where,
             operation=op,
             recovery=Affine(inputs[1], inputs[2]),
             eps=1e-2,
@@ -73,25 +87,25 @@ def relative_error(got, want) -> float:
     return ((got.double() - want).norm() / want.norm().clamp(min=1e-12)).item()
 
 
-def check(shape, group_size, op, dtype, layout) -> None:
+def check(shape, where, op, dtype, layout) -> None:
     x, dy, _, weight, bias = make_inputs(shape, dtype, layout)
     dy = dy[:, :, :1].expand_as(x) if len(shape) == 3 else dy  # a cotangent with strides of its own
-    got = passes(x, dy, weight, bias, group_size, op, "triton")
+    got = passes(x, dy, weight, bias, where, op, "triton")
     exact = [t.double() for t in (x, dy, weight, bias)]
-    want = passes(*exact, group_size, op, "torch")
+    want = passes(*exact, where, op, "torch")
     assert got[0].dtype == dtype and got[0].stride() == x.stride()
     for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
         tolerances = EXACT_TOLERANCE if op.method in ("polar", "cholesky") else TOLERANCE
         assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
 
 
-def check_fused(shape, group_size, op, dtype, layout, act, with_residual) -> None:
+def check_fused(shape, where, op, dtype, layout, act, with_residual) -> None:
     """An activation and a residual inside the kernels, against the same composed in float64."""
     x, dy, residual, weight, bias = make_inputs(shape, dtype, layout)
     inputs = [t.detach().requires_grad_() for t in (x, weight, bias, residual)]
     if not with_residual:
         del inputs[3]
-    options = {"area": area.batch(group_size), "operation": op, "eps": 1e-2}
+    options = {"area": where, "operation": op, "eps": 1e-2}
     with isonorm.backend("triton"):
         y, _ = isonorm.functional.normalize(
             inputs[0],
@@ -172,7 +186,16 @@ def check_fused_operators() -> None:
 @pytest.mark.parametrize("op", OPERATIONS, ids=repr)
 @pytest.mark.parametrize(("shape", "group_size"), SHAPES)
 def test_kernels_agree_with_float64(shape, group_size, op, dtype, layout) -> None:
-    check(shape, group_size, op, dtype, layout)
+    check(shape, area.batch(group_size), op, dtype, layout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("where", "op"), WITHIN_EXAMPLES)
+def test_kernels_of_other_areas_agree_with_float64(where, op, dtype, layout) -> None:
+    check((3, 12, 9, 11), where, op, dtype, layout)
+    check_fused((3, 12, 9, 11), where, op, dtype, layout, "relu", True)
 
 
 FUSED = [("relu", False), ("relu", True), ("silu", False), ("silu", True), ("identity", True)]
@@ -187,7 +210,7 @@ FUSED = [("relu", False), ("relu", True), ("silu", False), ("silu", True), ("ide
 def test_fused_kernels_agree_with_the_composition(
     shape, group_size, op, act, with_residual, dtype, layout
 ) -> None:
-    check_fused(shape, group_size, op, dtype, layout, act, with_residual)
+    check_fused(shape, area.batch(group_size), op, dtype, layout, act, with_residual)
 
 
 @pytest.mark.gpu
@@ -267,7 +290,8 @@ def test_the_choice_gives_a_reason() -> None:
 INTERPRETED = """
 import torch
 from tests_kernels import (
-    FUSED, OPERATIONS, SHAPES, check, check_fused, check_fused_operators, check_twice_differentiated
+    FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_fused, check_fused_operators,
+    check_twice_differentiated
 )
 torch.manual_seed(0)
 for index, op in enumerate(OPERATIONS):
@@ -277,13 +301,18 @@ for index, op in enumerate(OPERATIONS):
         half = torch.float16 if op.is_matrix else torch.bfloat16
         dtype = (torch.float32, half)[number % 2]
         layout = ("nchw", "channels_last")[(index + number) % 2]
-        check(*shape.values, op, dtype, layout)
+        check(shape.values[0], area.batch(shape.values[1]), op, dtype, layout)
 for index, (act, with_residual) in enumerate(FUSED):
     op = OPERATIONS[(0, 2, 4)[index % 3]]
     dtype = (torch.float32, torch.float16)[index % 2]
     layout = ("nchw", "channels_last")[index % 2]
-    check_fused(*SHAPES[1].values, op, dtype, layout, act, with_residual)
+    check_fused((5, 12, 4, 3), area.batch(5), op, dtype, layout, act, with_residual)
     check_twice_differentiated(act, with_residual)
+for index, case in enumerate(WITHIN_EXAMPLES):
+    dtype = (torch.float32, torch.float16)[index % 2]
+    layout = ("nchw", "channels_last")[index // 2 % 2]
+    check((2, 12, 4, 5), *case.values, dtype, layout)
+    check_fused((2, 12, 4, 5), *case.values, dtype, layout, *FUSED[index % 5])
 check_fused_operators()
 print("all agree")
 """

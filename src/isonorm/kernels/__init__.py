@@ -2,7 +2,7 @@
 
 ``reference``  plain, differentiable torch, written like the papers; right under every transform
 ``torch``      the explicit forward and backward in plain torch, on any device
-``triton``     the same in Triton kernels, for areas over the batch on a GPU
+``triton``     the same in Triton kernels, on a GPU
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 #: The largest group whose products fit shared memory: 16-bit operands, and float32 ones.
 LARGEST_GROUP, LARGEST_FLOAT32_GROUP = 128, 64
+#: Kernels that go channel by channel leave two numbers for each: few beside so many positions.
+FEWEST_POSITIONS = 16
 
 
 class Choice(NamedTuple):
@@ -112,13 +114,17 @@ def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -
         return "triton is not installed"
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"the kernels take float16, bfloat16 and float32 input, not {x.dtype}"
-    if area.name != "batch":
-        return f"the kernels are for areas over the batch, not {area!r}"
+    if area.name == "position":
+        return "the kernels do not add over the channels of one position"
     if colors:
         return "the kernels have no coloring"
-    size = area.partition(x.shape[1])[0].size
+    if not operation.is_matrix:
+        if area.features != "channels" and x.shape[2:].numel() < FEWEST_POSITIONS:
+            return f"with fewer than {FEWEST_POSITIONS} positions a channel, kernels gain nothing"
+        return None
+    size = area.num_features(x.shape[1])
     float32 = x.dtype == torch.float32 or operation.method != "newton"
     largest = LARGEST_FLOAT32_GROUP if float32 else LARGEST_GROUP
-    if operation.is_matrix and size > largest:
+    if size > largest:
         return f"the kernels take groups up to {largest} channels for this, not {size}"
     return None

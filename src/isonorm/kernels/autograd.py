@@ -8,12 +8,13 @@ that double backward is exact.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor
 
 from ..activation import finish
+from ..area import flat, flat_shape
 from ..statistics import no_autocast, working_dtype
 from . import explicit, reference
 from .explicit import Saved, recovery_of
@@ -28,19 +29,32 @@ def run(
     plan: Plan,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Saved]:
-    """Normalizes an (N, C, S) tensor. Gradients flow through y, mean and cov."""
-    dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
-    if plan.backend == "triton" and not dense:
-        x = x.contiguous()  # kernels walk input and output by the same strides
+    """Normalizes an (N, C, *) tensor. Gradients flow through y, mean and cov."""
+    if plan.backend == "triton":
+        if not (x.is_contiguous() or x.movedim(1, -1).is_contiguous()):
+            x = x.contiguous()  # kernels walk input and output by the same strides
+        _check_devices(x, weight, bias, residual)
     if torch.compiler.is_compiling():
         y, *saved = _forward_op(x, weight, bias, color, residual, plan.encode())
-    else:
-        y, *saved = _Explicit.apply(x, weight, bias, color, residual, plan)
-    return y, Saved(*saved)
+        return y, Saved(*saved)
+    undifferentiated: list[Tensor] = []
+    y, mean, cov = _Explicit.apply(x, weight, bias, color, residual, plan, undifferentiated)
+    count, w, memo = undifferentiated
+    return y, Saved(count, mean, cov, w, memo)
+
+
+def _check_devices(x: Tensor, *others: Tensor | None) -> None:
+    """Kernels take addresses as they are."""
+    for other in others:
+        if other is not None and other.device != x.device:
+            raise ValueError(
+                f"the input is on {x.device}, but its layer's parameters or its residual are on "
+                f"{other.device}: move them together."
+            )
 
 
 def _forward(x, weight, bias, color, residual, plan: Plan) -> tuple[Tensor | None, ...]:
-    with _no_autocast(x):
+    with _surroundings(x):
         y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan, residual)
     return (y, *saved)
 
@@ -48,16 +62,23 @@ def _forward(x, weight, bias, color, residual, plan: Plan) -> tuple[Tensor | Non
 _NOTHING = nullcontext()
 
 
-def _no_autocast(x: Tensor) -> AbstractContextManager:
-    """``no_autocast``, at no cost where there is none."""
-    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+def _surroundings(x: Tensor) -> AbstractContextManager:
+    """No autocast, and the input's GPU as the current one; at no cost where all is so already."""
+    if x.is_meta:
         return _NOTHING
-    return no_autocast(x)
+    elsewhere = x.is_cuda and x.get_device() != torch.cuda.current_device()
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if not elsewhere:
+        return no_autocast(x) if autocast else _NOTHING
+    stack = ExitStack()
+    stack.enter_context(torch.cuda.device(x.device))
+    stack.enter_context(no_autocast(x))
+    return stack
 
 
 def _backward(dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan):
     recovery = recovery_of(weight, bias, color)
-    with _no_autocast(x):
+    with _surroundings(x):
         return explicit.backward(dy, dmean, dcov, x, recovery, saved, plan, extra)
 
 
@@ -86,7 +107,9 @@ def _differentiable_backward(
             raise RuntimeError(
                 "nothing to differentiate: no input of this normalization requires a gradient."
             )
-        y, *statistics = reference.run_packed(own[0], recovery_of(*own[1:4]), plan)  # type: ignore[arg-type]
+        recovery = recovery_of(*own[1:4])
+        y, *statistics = reference.run_packed(flat(own[0]), recovery, plan)  # type: ignore[arg-type]
+        y = y.reshape(x.shape)
         if extra is not None and plan.act == "relu":
             y = torch.where(extra.detach() <= 0, 0, finish(y, None, own[4]))
         else:
@@ -119,37 +142,35 @@ def _residual_alias(x: Tensor, extra: Tensor | None, plan: Plan) -> Tensor:
 
 class _Explicit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, color, residual, plan: Plan):
+    def forward(ctx, x, weight, bias, color, residual, plan: Plan, undifferentiated: list):
         y, *saved = _forward(x, weight, bias, color, residual, plan)
         ctx.plan = plan
         ctx.residual_dtype = None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
         extra = explicit.extra_to_save(plan, y, residual)  # type: ignore[arg-type]
         ctx.save_for_backward(x, weight, bias, color, extra, *saved)
-        count, _, _, w, memo = saved
-        ctx.mark_non_differentiable(w, memo, *(() if count is None else (count,)))
-        return (y, *saved)
+        count, mean, cov, w, memo = saved
+        undifferentiated += count, w, memo  # an output costs more than a place in a list
+        return y, mean, cov
 
     @staticmethod
     def backward(ctx, *grads):
-        dy, _, dmean, dcov, *_ = grads
+        dy, dmean, dcov = grads
         x, weight, bias, color, extra, *saved = ctx.saved_tensors
         if dy is None and dmean is None and dcov is None:
-            return None, None, None, None, None, None
+            return (None,) * 7
         if torch.is_grad_enabled() or any(map(_is_batched, grads)):
-            return _as_inputs(
-                ctx,
-                *_differentiable_backward(
-                    dy, dmean, dcov, x, weight, bias, color, extra, ctx.plan,
-                    ctx.residual_dtype is not None,
-                ),
-            )  # fmt: skip
+            has_residual = ctx.residual_dtype is not None
+            inner = _differentiable_backward(
+                dy, dmean, dcov, x, weight, bias, color, extra, ctx.plan, has_residual
+            )
+            return *_as_inputs(ctx, *inner), None
         dy = torch.zeros_like(x) if dy is None else dy
         dx, dgain, dbias, g = _backward(
             dy, dmean, dcov, x, weight, bias, color, extra, Saved(*saved), ctx.plan
         )
         dweight, dcolor = (dgain, None) if color is None else (None, dgain)
-        return _as_inputs(ctx, dx, dweight, dbias, dcolor, dy if g is None else g)
+        return *_as_inputs(ctx, dx, dweight, dbias, dcolor, dy if g is None else g), None
 
 
 def _as_inputs(ctx, dx, dweight, dbias, dcolor, dresidual):
@@ -183,7 +204,7 @@ def _owned(t: Tensor) -> Tensor:
 @_forward_op.register_fake
 def _(x, weight, bias, color, residual, plan):
     decoded = Plan.decode(plan)
-    shapes = decoded.problem_shapes(*x.shape)
+    shapes = decoded.problem_shapes(*flat_shape(x))
     dtype = working_dtype(x)
 
     def packed(*shapes: tuple[int, ...]) -> Tensor:

@@ -24,12 +24,14 @@ Index legend: b problems, d features, m samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..area import flat
 from ..recovery import Affine, Coloring, Recovery
 from ..statistics import all_reduce, reduce_across, working_dtype
 from . import plain
@@ -50,8 +52,9 @@ def recovery_of(weight: Tensor | None, bias: Tensor | None, color: Tensor | None
     return Affine(weight, bias) if color is None else Coloring(color, bias)
 
 
-def _steps(plan: Plan) -> ModuleType:
-    if plan.backend == "triton":
+@lru_cache
+def _steps(backend: str) -> ModuleType:
+    if backend == "triton":
         from . import gpu
 
         return gpu
@@ -61,11 +64,12 @@ def _steps(plan: Plan) -> ModuleType:
 def forward(
     x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None = None
 ) -> tuple[Tensor, Saved]:
-    """Steps 1 to 3 on an (N, C, S) tensor."""
-    steps = _steps(plan)
+    """Steps 1 to 3 on an (N, C, *) tensor."""
+    steps, y = _steps(plan.backend), torch.empty_like(x)
+    x, out = flat(x), flat(y)
     shapes = plan.problem_shapes(*x.shape)
-    residual = None if residual is None else _walkable(residual, x, plan)
-    works = [steps.prepare(x, block, plan, residual) for block, *_ in shapes]
+    residual = None if residual is None else _walkable(flat(residual), x, plan)
+    works = [steps.prepare(x, block, plan, recovery, residual) for block, *_ in shapes]
     count = None
     if plan.group:
         measured = [steps.moments(work, plan) for work in works]
@@ -74,12 +78,18 @@ def forward(
         solved = [steps.root(stats.cov, plan) for stats in measured]
     else:
         measured, solved = zip(*(steps.analyze(work, plan) for work in works), strict=True)
-    y = torch.empty_like(x)
     for work, stats, (w, _) in zip(works, measured, solved, strict=True):
-        steps.apply(work, y, stats.mean, w, recovery, plan)
+        steps.apply(work, out, stats.mean, w, recovery, plan)
+    _copy_back(y, out)
     means, covs = [s.mean for s in measured], [s.cov for s in measured]
     ws, memos = zip(*solved, strict=True)
     return y, Saved(count, pack(means), pack(covs), pack(ws), pack(memos))
+
+
+def _copy_back(whole: Tensor, flattened: Tensor) -> None:
+    """Of a tensor in neither of the usual formats ``flat`` is a copy."""
+    if flattened.data_ptr() != whole.data_ptr():
+        whole.copy_(flattened.view(whole.shape))
 
 
 def _walkable(t: Tensor, x: Tensor, plan: Plan) -> Tensor:
@@ -116,12 +126,14 @@ def backward(
     The parameters' gradients stay sums over this rank, as data parallelism expects; dx uses sums
     over all of them.
     """
-    steps, dtype = _steps(plan), working_dtype(x)
+    steps, dtype = _steps(plan.backend), working_dtype(x)
+    dx, g = torch.empty_like(x), None if extra is None else torch.empty_like(x)
+    x, out = flat(x), flat(dx)
     problems = list(unpack(saved, plan, *x.shape))
-    dy, g = _walkable(dy, x, plan), None
-    if extra is not None:
-        extra, g = _walkable(extra, x, plan), torch.empty_like(x)
-    works = [steps.prepare(x, p.block, plan, extra, g) for p in problems]
+    dy = _walkable(flat(dy), x, plan)
+    extra = None if extra is None else _walkable(flat(extra), x, plan)
+    through = None if g is None else flat(g)
+    works = [steps.prepare(x, p.block, plan, recovery, extra, through) for p in problems]
     if not plan.operation.centers:
         dmean = None  # that mean is the constant zero
     of_statistics = [grad.to(dtype) for grad in (dmean, dcov) if grad is not None]
@@ -149,11 +161,12 @@ def backward(
         for i, part in enumerate(cut(of_statistics.pop(0), [p.cov.shape for p in problems])):
             grads[i] = grads[i]._replace(slope=grads[i].slope + (part + part.mT) / m)
 
-    dx = torch.empty_like(x)
     for work, p, grad in zip(works, problems, grads, strict=True):
-        steps.backward_apply(work, dy, dx, p, grad, recovery, plan)
+        steps.backward_apply(work, dy, out, p, grad, recovery, plan)
+    _copy_back(dx, out)
     dweight = _joined(recovery.gain, [part.dweight for part in grads])
-    return dx, dweight, _joined(recovery.bias, [part.dbias for part in grads]), g
+    dbias = _joined(recovery.bias, [part.dbias for part in grads])
+    return dx, dweight, dbias, g
 
 
 def _joined(parameter: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -24,7 +24,12 @@ class Work(NamedTuple):
 
 
 def prepare(
-    x: Tensor, block: Block, plan: Plan, extra: Tensor | None = None, g: Tensor | None = None
+    x: Tensor,
+    block: Block,
+    plan: Plan,
+    recovery: Recovery,
+    extra: Tensor | None = None,
+    g: Tensor | None = None,
 ) -> Work:
     assert extra is None and g is None and not plan.act, "only kernels fuse what follows"
     return Work(block, layout(plan.area, block.view(x), working_dtype(x)))

@@ -4,11 +4,11 @@ operator needs one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,6 +85,8 @@ class Plan:
     group: str = ""
     backend: str = "torch"
     act: str = ""
+    #: What an implementation has settled for the shapes it has seen.
+    passes: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     _shapes: dict[tuple[int, int, int], list[tuple[Block, int, int, int]]] = field(
         default_factory=dict, compare=False, repr=False
     )

@@ -63,4 +63,4 @@ def average_batch(
         dtype = running.dtype
         rate = 1 / (tracked + seen).clamp(min=1).to(dtype) if momentum is None else momentum
         running.lerp_(new.to(dtype), seen.to(dtype) * rate if isinstance(seen, Tensor) else rate)
-    tracked.add_(seen)  # += would register the buffer anew
+    tracked.add_(1 if seen is True else seen)  # += would register the buffer anew

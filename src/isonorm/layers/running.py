@@ -132,7 +132,6 @@ class RunningTransform(WideBuffers):
         mean = statistics.mean.reshape(-1)
         if mean.numel() > self._num_means:
             mean = mean[: self._num_means]
-        mean = mean.to(self.running_mean.dtype)
         if self.running == "whitening":
             matrix = transform
         elif self.operation.centers and self.operation.is_quadratic:
@@ -143,7 +142,6 @@ class RunningTransform(WideBuffers):
                 matrix[-1, rest:, rest:] = eye
         else:
             matrix = statistics.cov
-        matrix = matrix.to(running.dtype)
 
         seen: bool | Tensor = True  # a tensor where only the device knows
         if isinstance(count, Tensor):
@@ -151,8 +149,8 @@ class RunningTransform(WideBuffers):
         if self.check_finite:
             seen = mean.isfinite().all() & matrix.isfinite().all() & seen
         if isinstance(seen, Tensor):
-            mean = torch.where(seen, mean, self.running_mean)
-            matrix = torch.where(seen, matrix, running)
+            mean = torch.where(seen, mean.to(self.running_mean.dtype), self.running_mean)
+            matrix = torch.where(seen, matrix.to(running.dtype), running)
         pairs = ((self.running_mean, mean), (running, matrix))
         average_batch(self.num_batches_tracked, self.momentum, seen, pairs)
 

@@ -1,24 +1,21 @@
-"""How the kernels cut a tensor: groups of channels, tiles of samples, programs that share them."""
+"""How the kernels cut a tensor: groups of features, tiles of samples, programs that share them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
 import torch
 import triton
-from torch import Tensor
 
 from ...area import Block
 from ..plan import Plan
 from . import stream
-from .launch import Launcher, Launchers
+from .launch import Launcher
 
 #: Samples in a tile, by bytes an operand of the products.
 TILE = {2: 128, 4: 64}
-#: Channels a program standardizes together.
+#: Channels a program standardizes together, at most.
 CHANNELS = 64
 STAGES = 3
 #: Programs for each multiprocessor: few for kernels that write partial sums, more for the others.
@@ -28,69 +25,113 @@ APPLYING_PROGRAMS = 16
 TILES_TO_REDUCE = 4
 
 
-class Layout(NamedTuple):
-    """How a block of an (N, C, S) tensor is cut: groups of ``size`` channels, tiles of samples."""
+class Walk(NamedTuple):
+    """A block of an (N, C, S) tensor as the kernels walk it: examples that are problems of their
+    own, features of each, and their samples in two loops, with a stride for each of the four.
+    """
 
-    groups: int
-    size: int
-    d: int  # the power of two ≥ size that kernels use
-    reducing: int  # programs a group for kernels that write partial sums
-    applying: int  # and for the others
-    numbers: tuple[int, ...]  # n, s, sn, sc, ss, channels, tiles, size, less ALIGN and WIDTH
-    constants: dict[str, object]
-    launchers: Launchers
+    examples: int
+    features: int
+    n: int
+    s: int
+    example_stride: int
+    feature_stride: int
+    n_stride: int
+    s_stride: int
 
     @property
-    def channels(self) -> int:
-        return self.numbers[5]
-
-    def launcher(self, name: str, programs: int, *kinds: Hashable, **flags: object) -> Launcher:
-        """The kernel of that name for this layout; ``kinds`` are dtypes that may vary besides."""
-        return self.launchers.get(
-            (name, *kinds, *flags.values()),
-            lambda: Launcher(
-                getattr(stream, name), (self.groups, programs), self.numbers, flags | self.constants
-            ),
-        )
+    def extent(self) -> int:
+        """Elements between the first and the last, at most."""
+        sizes, strides = self[:4], self[4:]
+        return sum(size * stride for size, stride in zip(sizes, strides, strict=True))
 
 
-def layout(x: Tensor, block: Block, plan: Plan) -> Layout:
-    """The layout for a tensor, worked out once for each shape."""
-    precision = torch.get_float32_matmul_precision()
-    return _layout(tuple(x.shape), x.stride(), x.dtype, x.device, block, plan, precision)
+def walk(shape: tuple[int, ...], stride: tuple[int, ...], block: Block, plan: Plan) -> Walk:
+    """Over the batch samples are examples × positions; within an example, positions; and where the
+    features are groups of channels, a group's channels × positions, the closer ones innermost.
+    """
+    n, _, s = shape
+    sn, sc, ss = stride
+    channels = block.groups * block.size
+    if plan.area.features == "groups" and "d" in plan.area.roles:
+        (outer, so), (inner, si) = sorted([(block.size, sc), (s, ss)], key=lambda axis: -axis[1])
+        return Walk(n, block.groups, outer, inner, sn, block.size * sc, so, si)
+    if plan.area.spans_batch:
+        return Walk(1, channels, n, s, 0, sc, sn, ss)
+    return Walk(n, channels, 1, s, sn, sc, 0, ss)
 
 
-@lru_cache(maxsize=4096)
-def _layout(
-    shape: tuple[int, int, int],
-    stride: tuple[int, int, int],
+class Layout(NamedTuple):
+    """A walk cut into programs: each has a group of features of one example, and some tiles."""
+
+    examples: int
+    groups: int  # of each example
+    size: int  # features of a group
+    d: int  # the power of two ≥ size that kernels use
+    channels: int  # features of an example
+    reducing: int  # programs a group for kernels that write partial sums
+    applying: int  # and for the others
+    numbers: tuple[int, ...]  # of the streaming kernels' signatures
+    constants: dict[str, object]
+
+    @property
+    def problems(self) -> int:
+        return self.examples * self.groups
+
+    @property
+    def row(self) -> int:
+        """Numbers in one part of the sums: (G, D) first ones, then (G, D[, D]) second ones."""
+        return self.problems * self.d * (2 if self.constants["DIAG"] else self.d + 1)
+
+    def reducer(self, name: str, **flags: object) -> Launcher:
+        """A kernel that leaves partial sums, for this layout."""
+        return self._launcher(name, self.reducing, flags)
+
+    def mapper(self, name: str, **flags: object) -> Launcher:
+        """A kernel that writes an activation, for this layout."""
+        return self._launcher(name, self.applying, flags)
+
+    def _launcher(self, name: str, programs: int, flags: dict[str, object]) -> Launcher:
+        grid = (self.problems, programs)
+        return Launcher(getattr(stream, name), grid, self.numbers, flags | self.constants)
+
+
+def layout(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
     block: Block,
     plan: Plan,
     precision: str,
 ) -> Layout:
-    n, width, s = shape
-    sn, sc, ss = stride
+    """How kernels cut a block of a tensor with this shape and stride."""
+    examples, features, n, s, se, sc, sn, ss = way = walk(shape, stride, block, plan)
     matrix = "d" in plan.area.roles
-    channels = block.groups * block.size
-    size = block.size if matrix else CHANNELS
-    d = padded(size)
+    if matrix:
+        size = features if plan.area.features == "groups" else block.size
+        d = padded(size)
+    else:
+        size = d = min(CHANNELS, triton.next_power_of_2(features))
     merged = s == 1 or n == 1 or sn == s * ss
     if s == 1:
         ss = sn
     promote = matrix and plan.operation.method != "newton" and dtype != torch.float32
     tile = TILE[4 if promote else dtype.itemsize] // (2 if d > 64 else 1)
-    if not merged and s % tile:
+    if merged:
+        tile = min(tile, padded(n * s))
+    elif s % tile:
         tile = min(tile, 64)  # pieces of an image's row: the last is shorter, so keep them short
     tiles = triton.cdiv(n * s, tile) if merged else n * triton.cdiv(s, tile)
     align, width = gcd(sc, 16), 1 if merged else gcd(s, 16)
+    groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
         "BM": tile,
         "MERGED": merged,
-        "WHOLE": size == d and channels % size == 0,
-        "I64": n * sn >= 2**31 or width * sc >= 2**31,
+        "WHOLE": size == d and features % size == 0,
+        "I64": way.extent >= 2**31,
+        "EXAMPLES": examples > 1,
         "DIAG": not matrix,
         "ALIGN": align,
         "WIDTH": width,
@@ -99,22 +140,23 @@ def _layout(
         "num_warps": 4 if d <= 64 else 8,
         "num_stages": STAGES,
     }
-    groups = triton.cdiv(channels, size)
+    problems = examples * groups
     return Layout(
+        examples,
         groups,
         size,
         d,
-        _programs(groups, tiles // TILES_TO_REDUCE, REDUCING_PROGRAMS, device),
-        _programs(groups, tiles, APPLYING_PROGRAMS, device),
-        (n, s // width, sn, sc // align, ss, channels, tiles, size),
+        features,
+        _programs(problems, tiles // TILES_TO_REDUCE, REDUCING_PROGRAMS, device),
+        _programs(problems, tiles, APPLYING_PROGRAMS, device),
+        (n, s // width, sn, sc // align, ss, se, features, tiles, size, groups),
         constants,
-        Launchers(),
     )
 
 
-def _programs(groups: int, most: int, wanted: int, device: torch.device) -> int:
+def _programs(problems: int, most: int, wanted: int, device: torch.device) -> int:
     """Programs that share a group's tiles: enough to fill the device, at most ``most``."""
-    return max(1, min(triton.cdiv(wanted * multiprocessors(device), groups), most))
+    return max(1, min(triton.cdiv(wanted * multiprocessors(device), max(problems, 1)), most))
 
 
 def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str:
@@ -126,13 +168,11 @@ def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str
     return "tf32x3" if precision == "highest" else "tf32"
 
 
-@lru_cache(maxsize=256)
 def padded(d: int) -> int:
     """The size of a group's matrices in a kernel: a power of two that tensor cores take."""
     return max(16, triton.next_power_of_2(d))
 
 
-@lru_cache(maxsize=16)
 def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":  # Triton's interpreter
         return 2

@@ -3,14 +3,32 @@
 
 The mathematics is that of ``roots.recurrence``. All iterates of a group stay in registers and
 shared memory; what the backward pass needs of them goes to the memo: of step k Q_k and, for quintic
-steps, Z_k; and, except of the last, P_(k+1) and B_k. Products are three-term TF32, float32 accuracy
-to a few units in the last place, never fewer bits: the iteration amplifies what it is given.
+steps, Z_k; and, except of the last, P_(k+1) and B_k.
+
+A product has three terms of the operands' high and low halves. In TF32 that is float32's accuracy
+to a few units in the last place, which full whitening and float32 input need: the iteration
+amplifies what it is given. In float16 it takes half the instructions, and its error is at most
+2⁻²² of the largest entries, as long as none is beyond float16's range: all iterates of a few Newton
+steps are near 1, and gradients are scaled to be, since the derivative is linear in them.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def sum_parts_kernel(p_parts, parts, row, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Adds the rows of a (parts, row) matrix into its first one, in a fixed order."""
+    i_column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    b_sum = tl.zeros((PARTS, COLUMNS), tl.float32)
+    for i_first in range(0, parts, PARTS):
+        i_part = i_first + tl.arange(0, PARTS)
+        m = (i_part < parts)[:, None] & (i_column < row)[None, :]
+        o = i_part[:, None].to(tl.int64) * row + i_column[None, :]
+        b_sum += tl.load(p_parts + o, mask=m, other=0.0)
+    tl.store(p_parts + i_column, tl.sum(b_sum, 0), mask=i_column < row)
 
 
 @triton.jit
@@ -21,12 +39,28 @@ def _matrix_offsets(i_group, size, D: tl.constexpr):
 
 
 @triton.jit
+def _product(b_left, b_right, PRECISION: tl.constexpr):
+    if PRECISION == "float16":
+        b_out = tl.dot(b_left.to(tl.float16), b_right.to(tl.float16))
+    elif PRECISION == "float16x3":
+        b_left_high, b_right_high = b_left.to(tl.float16), b_right.to(tl.float16)
+        b_left_low = (b_left - b_left_high.to(tl.float32)).to(tl.float16)
+        b_right_low = (b_right - b_right_high.to(tl.float32)).to(tl.float16)
+        b_out = tl.dot(b_left_low, b_right_high)
+        b_out = tl.dot(b_left_high, b_right_low, b_out)
+        b_out = tl.dot(b_left_high, b_right_high, b_out)
+    else:
+        b_out = tl.dot(b_left, b_right, input_precision=PRECISION)
+    return b_out
+
+
+@triton.jit
 def _polynomial(b_z, b_eye, p_steps, k, QUINTIC: tl.constexpr, PRECISION: tl.constexpr):
     a, b = tl.load(p_steps + 3 * k), tl.load(p_steps + 3 * k + 1)
     b_q = b * b_z + a * b_eye
     if QUINTIC:
         c = tl.load(p_steps + 3 * k + 2)
-        b_q += c * tl.dot(b_z, b_z, input_precision=PRECISION)
+        b_q += c * _product(b_z, b_z, PRECISION)
     return b_q
 
 
@@ -84,20 +118,23 @@ def scale_kernel(
     D: tl.constexpr, CENTER: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """μ, σ² and (σ² + ε)^(-1/2) of D channels standardized one by one."""
-    i_group = tl.program_id(0)
-    i_channel = i_group * D + tl.arange(0, D)
-    m = i_channel < channels
-    b_delta = tl.load(p_total + i_channel) / count
-    b_mean = tl.load(p_mean + i_channel, mask=m, other=0.0) + b_delta
+    i_group, problems = tl.program_id(0), tl.num_programs(0)
+    i_example = i_group // groups
+    i_own = (i_group - i_example * groups) * D + tl.arange(0, D)
+    m = i_own < channels
+    i_global = i_example * channels + i_own
+    i_padded = i_group * D + tl.arange(0, D)
+    b_delta = tl.load(p_total + i_padded) / count
+    b_mean = tl.load(p_mean + i_global, mask=m, other=0.0) + b_delta
     if not CENTER:
         b_mean = tl.zeros_like(b_mean)
         b_delta = tl.zeros_like(b_delta)
     tl.debug_barrier()
-    tl.store(p_mean + i_channel, b_mean, mask=m)
-    b_cov = tl.load(p_total + groups * D + i_channel) / count - b_delta * b_delta
-    tl.store(p_cov + i_channel, b_cov, mask=m)
+    tl.store(p_mean + i_global, b_mean, mask=m)
+    b_cov = tl.load(p_total + problems * D + i_padded) / count - b_delta * b_delta
+    tl.store(p_cov + i_global, b_cov, mask=m)
     if SCALE:
-        tl.store(p_w + i_channel, 1.0 / tl.sqrt(b_cov + eps), mask=m)
+        tl.store(p_w + i_global, 1.0 / tl.sqrt(b_cov + eps), mask=m)
 
 
 @triton.jit
@@ -129,22 +166,22 @@ def root_kernel(
         b_p = b_q
         if T > 1:
             for k in range(1, T):
-                b_b = tl.dot(b_z, b_q, input_precision=PRECISION)
-                b_z = tl.dot(b_b, b_q, input_precision=PRECISION)
+                b_b = _product(b_z, b_q, PRECISION)
+                b_z = _product(b_b, b_q, PRECISION)
                 _keep(p_memo, SLOTS * (k - 1) + SLOT_P, groups, size, o, m, b_p)
                 _keep(p_memo, SLOTS * (k - 1) + SLOT_P + 1, groups, size, o, m, b_b)
                 b_q = _polynomial(b_z, b_eye, p_steps, k, QUINTIC, PRECISION)
                 _keep(p_memo, SLOTS * k, groups, size, o, m, b_q)
                 if QUINTIC:
                     _keep(p_memo, SLOTS * k + 1, groups, size, o, m, b_z)
-                b_p = tl.dot(b_p, b_q, input_precision=PRECISION)
+                b_p = _product(b_p, b_q, PRECISION)
     tl.store(p_w + o, b_p / tl.sqrt(s), mask=m)
 
 
 @triton.jit
 def root_backward_kernel(
     p_total, p_cov, p_w, p_memo, p_steps, p_weight,
-    p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size,
+    p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
     T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
     WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +199,8 @@ def root_backward_kernel(
     tl.store(p_dweight + i_global, tl.sum(b_w * b_dw, 1), mask=m_channel)
     b_a = b_w
     if WEIGHT:
-        b_weight = tl.load(p_weight + i_global, mask=m_channel, other=0.0).to(tl.float32)
+        i_own = (i_group % groups_of_example) * size + i_channel
+        b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
         b_dw *= b_weight[:, None]
         b_a = b_w * b_weight[:, None]
     tl.store(p_a + o, b_a, mask=m)
@@ -174,29 +212,29 @@ def root_backward_kernel(
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
     SLOT_P: tl.constexpr = 2 if QUINTIC else 1
     stride = groups * size * size
-    b_dz = 0.5 * (b_dw + tl.trans(b_dw)) / tl.sqrt(s)
+    b_dz = 0.5 * (b_dw + tl.trans(b_dw))
+    size_of_gradient = tl.max(tl.max(tl.abs(b_dz), 1), 0)
+    size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)
+    b_dz /= size_of_gradient
     b_dp = tl.zeros((D, D), tl.float32)
     for k in range(0, T):
         b_dq = tl.load(p_steps + 3 * k + 1) * b_dz
         if QUINTIC:
             b_z = tl.load(p_memo + (SLOTS * k + 1) * stride + o, mask=m, other=0.0)
-            b_zdz = tl.dot(b_z, b_dz, input_precision=PRECISION)
+            b_zdz = _product(b_z, b_dz, PRECISION)
             b_dq += tl.load(p_steps + 3 * k + 2) * (b_zdz + tl.trans(b_zdz))
         b_q = tl.load(p_memo + SLOTS * k * stride + o, mask=m, other=0.0)
         if k == 0:
             b_dp = b_dq
         else:
             b_p = tl.load(p_memo + (SLOTS * (k - 1) + SLOT_P) * stride + o, mask=m, other=0.0)
-            b_dp = tl.dot(b_dp, b_q, input_precision=PRECISION)
-            b_dp = tl.dot(b_p, b_dq, b_dp, input_precision=PRECISION)
+            b_dp = _product(b_dp, b_q, PRECISION) + _product(b_p, b_dq, PRECISION)
         if k + 1 < T:
             b_b = tl.load(p_memo + (SLOTS * k + SLOT_P + 1) * stride + o, mask=m, other=0.0)
-            b_h = tl.dot(b_b, b_dq, input_precision=PRECISION)
-            b_dz = tl.dot(
-                tl.dot(b_q, b_dz, input_precision=PRECISION), b_q, input_precision=PRECISION
-            )
+            b_h = _product(b_b, b_dq, PRECISION)
+            b_dz = _product(_product(b_q, b_dz, PRECISION), b_q, PRECISION)
             b_dz += b_h + tl.trans(b_h)
-    b_grad = 0.5 * (b_dp + tl.trans(b_dp))
+    b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
     through = tl.sum(tl.sum(b_grad * b_sigma, 1), 0) + inner
     if FROBENIUS:
         b_grad -= through * b_sigma
@@ -207,25 +245,29 @@ def root_backward_kernel(
 
 @triton.jit
 def scale_backward_kernel(
-    p_total, p_w, p_weight, p_dweight, p_dbias, p_a, p_slope, p_shift, count, channels, padded,
+    p_total, p_w, p_weight, p_dweight, p_dbias, p_a, p_slope, p_shift,
+    count, problems, channels, padded, padded_channels,
     BLOCK: tl.constexpr, WEIGHT: tl.constexpr, CENTER: tl.constexpr,
 ):  # fmt: skip
     """Step 5 for single channels, where W = (σ² + ε)^(-1/2) and dσ² = −½·dW·W³."""
-    i_channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m = i_channel < channels
-    b_f = tl.load(p_total + i_channel, mask=m, other=0.0)
-    tl.store(p_dbias + i_channel, b_f, mask=m)
-    b_dw = tl.load(p_total + padded + i_channel, mask=m, other=0.0)
-    b_w = tl.load(p_w + i_channel, mask=m, other=0.0)
-    tl.store(p_dweight + i_channel, b_w * b_dw, mask=m)
+    i_problem = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i_problem < problems
+    i_example = i_problem // channels
+    i_own = i_problem - i_example * channels
+    i_padded = i_example * padded_channels + i_own
+    b_f = tl.load(p_total + i_padded, mask=m, other=0.0)
+    tl.store(p_dbias + i_problem, b_f, mask=m)
+    b_dw = tl.load(p_total + padded + i_padded, mask=m, other=0.0)
+    b_w = tl.load(p_w + i_problem, mask=m, other=0.0)
+    tl.store(p_dweight + i_problem, b_w * b_dw, mask=m)
     b_a = b_w
     if WEIGHT:
-        b_weight = tl.load(p_weight + i_channel, mask=m, other=0.0).to(tl.float32)
+        b_weight = tl.load(p_weight + i_own, mask=m, other=0.0).to(tl.float32)
         b_dw *= b_weight
         b_a *= b_weight
-    tl.store(p_a + i_channel, b_a, mask=m)
-    tl.store(p_slope + i_channel, -b_dw * b_w * b_w * b_w / count, mask=m)
+    tl.store(p_a + i_problem, b_a, mask=m)
+    tl.store(p_slope + i_problem, -b_dw * b_w * b_w * b_w / count, mask=m)
     b_shift = -b_a * b_f / count
     if not CENTER:
         b_shift = tl.zeros_like(b_shift)
-    tl.store(p_shift + i_channel, b_shift, mask=m)
+    tl.store(p_shift + i_problem, b_shift, mask=m)

@@ -1,18 +1,19 @@
-"""Launching the kernels: the same functions as ``kernels.plain``, for batch areas.
+"""The six steps by kernels: the same functions as ``kernels.plain``.
 
 Forward is moments → sum of parts → root → apply; backward is sums → sum of parts → gradients →
 apply. Across ranks the statistics and the sums come out in between. The d × d work of roots without
 a kernel (Cholesky, PCA, groups above 64) is torch's.
+
+Where a problem's samples are of several channels (layer, group and batch_group standardize all
+channels of a group together), the kernels go channel by channel, and small tensors with a number
+for each channel are put together here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ...area import Block
@@ -21,259 +22,201 @@ from ...roots import Recurrence
 from ...statistics import Statistics
 from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
-from . import root as roots
-from .launch import Launcher, Launchers
-from .layout import Layout, layout, padded
-
-#: Warps of the kernels on d × d matrices.
-ROOT_WARPS = 4
-
-
-@lru_cache(maxsize=64)
-def coefficients(steps: tuple, device: torch.device) -> Tensor:
-    """A recurrence's (a, b, c) for each step, on the device."""
-    return torch.tensor(steps or [(0.0, 0.0, 0.0)], dtype=torch.float32, device=device)
-
-
-def _reduced(partial: Tensor) -> Tensor:
-    """The sums of all parts, added in a fixed order: (G, D) first ones, then (G, D[, D]) second."""
-    return partial.sum(0) if partial.shape[0] > 1 else partial
-
-
-def _empty_sums(x: Tensor, lay: Layout) -> Tensor:
-    row = lay.groups * lay.d * (2 if lay.constants["DIAG"] else lay.d + 1)
-    return x.new_empty((lay.reducing, row), dtype=torch.float32)
-
-
-def _whole(t: Tensor, block: Block, dim: int = 0) -> Tensor:
-    """A block's channels of a tensor; itself, without a call, where the block is all of them."""
-    if block.groups * block.size == t.shape[dim]:
-        return t
-    return t[block.channels] if dim == 0 else t[:, block.channels]
+from .passes import Pass, coefficients, find_pass, root_of_covariance
 
 
 class Work(NamedTuple):
-    """A block of an (N, C, S) input, how the kernels cut it, and what they fuse with it."""
+    """A block of an (N, C, S) input with its recovery, what is fused with it, and its kernels."""
 
     x: Tensor
     block: Block
-    lay: Layout
+    weight: Tensor | None
+    bias: Tensor | None
     extra: Tensor | None  # forward: the residual; backward: see ``explicit.extra_to_save``
     g: Tensor | None  # where step 4 leaves act′(s)·dy, for the residual and for step 6
+    run: Pass
+
+    def parameters(self) -> tuple[Tensor, Tensor]:
+        """γ and β; any tensor where there is none."""
+        return (
+            self.x if self.weight is None else self.weight,
+            self.x if self.bias is None else self.bias,
+        )
 
 
 def prepare(
-    x: Tensor, block: Block, plan: Plan, extra: Tensor | None = None, g: Tensor | None = None
+    x: Tensor,
+    block: Block,
+    plan: Plan,
+    recovery: Recovery,
+    extra: Tensor | None = None,
+    g: Tensor | None = None,
 ) -> Work:
-    extra, g = (None if t is None else _whole(t, block, 1) for t in (extra, g))
-    return Work(_whole(x, block, 1), block, layout(x, block, plan), extra, g)
+    weight, bias = recovery.gain, recovery.bias
+    run = find_pass(
+        x,
+        block,
+        plan,
+        None if weight is None else weight.dtype,
+        None if bias is None else bias.dtype,
+        None if extra is None else extra.dtype,
+    )
+    if block.groups * block.size != x.shape[1]:
+        weight, bias = (None if t is None else t[block.channels] for t in (weight, bias))
+        extra, g = (None if t is None else t[:, block.channels] for t in (extra, g))
+        x = x[:, block.channels]
+    return Work(x, block, weight, bias, extra, g, run)
 
 
-class Map(NamedTuple):
-    """γ·W and β as the kernels take them: any pointer where there is none, and flags."""
-
-    tensors: tuple[Tensor, Tensor, Tensor]
-    dtypes: tuple[torch.dtype, torch.dtype]
-    flags: dict[str, object]
+def _part(t: Tensor, block: Block) -> Tensor:
+    """A block's channels of an (N, C, S) tensor; itself where the block is all of them."""
+    return t if block.groups * block.size == t.shape[1] else t[:, block.channels]
 
 
-def _map(w: Tensor, recovery: Recovery, block: Block) -> Map:
-    weight, bias = (None if t is None else _whole(t, block) for t in (recovery.gain, recovery.bias))
-    flags: dict[str, object] = {"WEIGHT": weight is not None, "BIAS": bias is not None}
-    weight, bias = w if weight is None else weight, w if bias is None else bias
-    return Map((w, weight, bias), (weight.dtype, bias.dtype), flags)
-
-
-def _sums_about_pivot(work: Work, plan: Plan) -> tuple[int, Tensor, Tensor, Tensor | None]:
-    """m, the pivot (where μ will lie), room for Σ, and the sums; None of an empty batch."""
-    x, block, lay, *_ = work
-    b, d, m = plan.area.problem_shape(block, x.shape[0], x.shape[2])
-    mean, cov = (x.new_empty(shape, dtype=torch.float32) for shape in ((b, d), (b, d, d)))
-    if m == 0:
-        return m, mean.zero_(), cov.zero_(), None
-    partial = _empty_sums(x, lay)
-    lay.launcher("moments_kernel", lay.reducing, CENTER=plan.operation.centers)(x, partial, mean)
-    return m, mean, cov, _reduced(partial)
+def _sums_about_pivot(work: Work) -> tuple[Tensor, Tensor]:
+    """The pivots, where the means will lie, and the sums about them."""
+    x, run = work.x, work.run
+    mean = x.new_empty(run.mean_shape, dtype=torch.float32)
+    total = x.new_empty((run.lay.reducing, run.lay.row), dtype=torch.float32)
+    run.moments(x, total, mean)
+    if run.sum_parts is not None:
+        run.sum_parts(total)
+    return mean, total
 
 
 def moments(work: Work, plan: Plan) -> Statistics:
     """Step 1."""
-    lay = work.lay
-    m, mean, cov, total = _sums_about_pivot(work, plan)
-    if total is None:
-        return Statistics(0, mean, cov)
-    if lay.constants["DIAG"]:
-        _scale(work, mean, cov, cov, total, m, plan, scale=False)
-    else:
-        constants = {"D": lay.d, "CENTER": plan.operation.centers, "num_warps": 4}
-        numbers = (m, lay.channels, lay.size)
-        _small("statistics_kernel", lay.groups, numbers, constants, cov.device)(total, mean, cov)
-    return Statistics(m, mean, cov)
-
-
-def _scale(
-    work: Work, mean: Tensor, cov: Tensor, w: Tensor, total: Tensor, m: int, plan: Plan, scale: bool
-) -> None:
-    lay = work.lay
-    constants = {"D": lay.d, "CENTER": plan.operation.centers, "SCALE": scale, "num_warps": 2}
-    numbers = (plan.eps, m, lay.channels, lay.groups)
-    _small("scale_kernel", lay.groups, numbers, constants, cov.device)(total, mean, cov, w)
+    x, run = work.x, work.run
+    if run.m == 0:
+        shapes = (run.b, run.d), (run.b, run.d, run.d)
+        return Statistics(0, *(x.new_zeros(shape, dtype=torch.float32) for shape in shapes))
+    mean, total = _sums_about_pivot(work)
+    if not run.several_channels:
+        cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
+        tensors = (total, mean, cov, cov) if run.lay.constants["DIAG"] else (total, mean, cov)
+        run.statistics(*tensors)
+        return Statistics(run.m, mean, cov)
+    variance = torch.empty_like(mean)
+    run.statistics(total, mean, variance, variance)
+    centre = mean.mean(1, keepdim=True)
+    cov = (variance + (mean - centre).square()).mean(1)
+    return Statistics(run.m, centre, cov.view(run.b, 1, 1))
 
 
 def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     """Steps 1 and 2."""
-    diagonal = work.lay.constants["DIAG"]
-    if not diagonal and not plan.fuses_root(work.lay.size, work.x.device):
+    x, run = work.x, work.run
+    if run.root is None or run.m == 0:
         statistics = moments(work, plan)
         return statistics, root(statistics.cov, plan)
-    m, mean, cov, total = _sums_about_pivot(work, plan)
-    if total is None:
-        return Statistics(0, mean, cov), root(cov, plan)
-    if diagonal:
-        w, memo = torch.empty_like(cov), cov.new_empty(0)
-        _scale(work, mean, cov, w, total, m, plan, scale=True)
+    mean, total = _sums_about_pivot(work)
+    cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
+    w = torch.empty_like(cov)
+    memo = x.new_empty(run.memo_shape, dtype=torch.float32)
+    if run.steps is None:
+        run.root(total, mean, cov, w)
     else:
-        w, memo = _iterate(total, mean, cov, plan, m, work.lay.channels)
-    return Statistics(m, mean, cov), (w, memo)
+        run.root(total, mean, cov, run.steps, w, memo)
+    return Statistics(run.m, mean, cov), (w, memo)
 
 
 def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Step 2 of statistics that came from all ranks."""
+    """Step 2 of statistics that are there already, such as those of all ranks."""
     b, d, _ = cov.shape
-    if plan.fuses_root(d, cov.device):
-        return _iterate(None, cov, cov, plan, 1, b * d)
-    w, memo = plain.root(cov, plan)
-    return w.contiguous(), memo
-
-
-def _iterate(
-    total: Tensor | None, mean: Tensor, cov: Tensor, plan: Plan, m: int, channels: int
-) -> tuple[Tensor, Tensor]:
-    """W and the memo, from Σ or, on the way through μ and Σ, from sums."""
-    b, d, _ = cov.shape
+    if not plan.fuses_root(d, cov.device):
+        w, memo = plain.root(cov, plan)
+        return w.contiguous(), memo
     recurrence = plan.root(d, cov.device)
     assert isinstance(recurrence, Recurrence)
     w, memo = torch.empty_like(cov), cov.new_empty(plan.memo_shape(b, d, cov.device))
-    flags = {"SUMS": total is not None, "CENTER": plan.operation.centers}
-    constants = flags | _root_constants(recurrence, d, "tf32x3")
-    steps = coefficients(recurrence.steps, cov.device)
-    total = cov if total is None else total
-    _small("root_kernel", b, (plan.eps, m, channels, d), constants, cov.device)(
-        total, mean, cov, steps, w, memo
-    )
+    launch = root_of_covariance(recurrence, plan.eps, b, d)
+    launch(cov, cov, cov, coefficients(recurrence.steps, cov.device), w, memo)
     return w, memo
 
 
-_small_launchers = Launchers()
-
-
-def _small(
-    name: str, groups: int, numbers: tuple, constants: dict[str, object], *kinds: Hashable
-) -> Launcher:
-    """A kernel on d × d matrices, one program a group; ``kinds`` are the device, and dtypes that
-    may vary.
-    """
-    return _small_launchers.get(
-        (name, groups, numbers, *constants.values(), *kinds),
-        lambda: Launcher(getattr(roots, name), (groups,), numbers, constants),
-    )
-
-
-def _root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str, object]:
-    quintic = recurrence.name == "polar"
-    return {
-        "T": len(recurrence.steps),
-        "D": padded(d),
-        "QUINTIC": quintic,
-        "FROBENIUS": quintic,
-        "PRECISION": precision,
-        "num_warps": ROOT_WARPS if d > 16 else 1,
-        "num_stages": 1,
-    }
+def _lanes(t: Tensor, work: Work) -> Tensor:
+    """A number for each problem as one for each channel the kernels walk."""
+    if not work.run.several_channels:
+        return t
+    return t.reshape(-1, 1).expand(-1, work.block.size).reshape(-1)
 
 
 def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
     """Step 3."""
-    x, block, lay, residual, _ = work
+    x, block, run = work.x, work.block, work.run
     if x.numel() == 0:
         return
-    (w, weight, bias), dtypes, flags = _map(w, recovery, block)
-    flags |= {"RESIDUAL": residual is not None, "ACT": plan.act}
-    residual = x if residual is None else residual
-    run = lay.launcher("apply_kernel", lay.applying, *dtypes, residual.dtype, **flags)
-    run(x, _whole(y, block, 1), w, mean, weight, bias, residual)
+    residual = x if work.extra is None else work.extra
+    run.apply(x, _part(y, block), _lanes(w, work), _lanes(mean, work), *work.parameters(), residual)
 
 
-def _backward_sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Tensor:
-    x, block, lay, extra, g = work
-    partial = _empty_sums(x, lay)
-    tensors, dtypes, flags = _map(p.w, recovery, block)
-    flags |= {"EXTRA": extra is not None, "ACT": plan.act}
-    extra, g = x if extra is None else extra, x if g is None else g
-    run = lay.launcher("backward_sums_kernel", lay.reducing, *dtypes, extra.dtype, **flags)
-    run(x, _whole(dy, block, 1), p.mean, partial, *tensors, extra, g)
-    return _reduced(partial)
+def _backward_sums(work: Work, dy: Tensor, p: Problem) -> Tensor:
+    x, run = work.x, work.run
+    total = x.new_empty((run.lay.reducing, run.lay.row), dtype=torch.float32)
+    extra, g = x if work.extra is None else work.extra, x if work.g is None else work.g
+    mean, w = _lanes(p.mean, work), _lanes(p.w, work)
+    run.sums(x, _part(dy, work.block), mean, total, w, *work.parameters(), extra, g)
+    if run.sum_parts is not None:
+        run.sum_parts(total)
+    return total
 
 
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4."""
-    lay = work.lay
+    run, lay = work.run, work.run.lay
     if p.m == 0:
-        return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov))
-    total = _backward_sums(work, dy, p, recovery, plan).view(-1)
-    first, second = total[: lay.groups * lay.d], total[lay.groups * lay.d :]
-    if lay.constants["DIAG"]:
-        return Sums(first[: p.b].view(p.b, 1), second[: p.b].view(p.b, 1, 1))
-    f, outer = first.view(lay.groups, lay.d), second.view(lay.groups, lay.d, lay.d)
-    return Sums(f[:, : p.d].contiguous(), outer[:, : p.d, : p.d].contiguous())
+        nothing = [None if t is None else torch.zeros_like(t) for t in (work.weight, work.bias)]
+        return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), *nothing)
+    total = _backward_sums(work, dy, p)[0]
+    first, second = total[: lay.problems * lay.d], total[lay.problems * lay.d :]
+    if not lay.constants["DIAG"]:
+        f, outer = first.view(-1, lay.d), second.view(-1, lay.d, lay.d)
+        return Sums(f[:, : p.d].contiguous(), outer[:, : p.d, : p.d].contiguous())
+    lanes = [t.view(lay.examples, -1)[:, : lay.channels] for t in (first, second)]
+    if not run.several_channels:
+        f, outer = (t.reshape(-1) for t in lanes)
+        return Sums(f.view(p.b, 1), outer.view(p.b, 1, 1))
+    f, outer = lanes
+    scales = _lanes(p.w, work).view_as(f)
+    dweight, dbias = (outer * scales).sum(0), f.sum(0)
+    if work.weight is not None:
+        f, outer = f * work.weight, outer * work.weight
+    f, outer = (t.reshape(p.b, -1).sum(1) for t in (f, outer))
+    return Sums(f.view(p.b, 1), outer.view(p.b, 1, 1), dweight, dbias)
 
 
 def differentiate(
     work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan, m: int
 ) -> Gradients:
     """Steps 4 and 5."""
-    lay, diagonal = work.lay, work.lay.constants["DIAG"]
-    if p.m == 0 or not (diagonal or plan.fuses_root(p.d, p.w.device)):
+    run, w = work.run, p.w
+    if run.gradients is None or p.m == 0:
         return plain.gradients(p, sums(work, dy, p, recovery, plan), recovery, plan, m)
-    total = _backward_sums(work, dy, p, recovery, plan)
-    weight = None if recovery.gain is None else _whole(recovery.gain, work.block)
-    dweight, dbias = p.w.new_empty(p.b * p.d), p.w.new_empty(p.b * p.d)
-    a, slope, shift = torch.empty_like(p.w), torch.empty_like(p.w), torch.empty_like(p.mean)
-    flags = {"WEIGHT": weight is not None}
-    weight = dweight if weight is None else weight
-    if diagonal:
-        block = 256
-        constants = {"BLOCK": block, "CENTER": plan.operation.centers, "num_warps": 2} | flags
-        numbers = (m, p.b, lay.groups * lay.d)
-        programs = triton.cdiv(p.b, block)
-        _small("scale_backward_kernel", programs, numbers, constants, p.w.device, weight.dtype)(
-            total, p.w, weight, dweight, dbias, a, slope, shift
-        )
+    total = _backward_sums(work, dy, p)
+    dweight, dbias = w.new_empty(run.gain_shape), w.new_empty(run.gain_shape)
+    a, slope, shift = torch.empty_like(w), torch.empty_like(w), torch.empty_like(p.mean)
+    weight = w if work.weight is None else work.weight
+    if run.steps is None:
+        run.gradients(total, w, weight, dweight, dbias, a, slope, shift)
     else:
-        recurrence = plan.root(p.d, p.w.device)
-        assert isinstance(recurrence, Recurrence)
-        # The sums have bfloat16's accuracy: what is made of them needs no more than TF32's.
-        coarse = work.x.dtype == torch.bfloat16 and plan.operation.method == "newton"
-        constants = flags | _root_constants(recurrence, p.d, "tf32" if coarse else "tf32x3")
-        numbers = (m, plan.eps, p.b * p.d, p.d)
-        steps = coefficients(recurrence.steps, p.w.device)
-        _small("root_backward_kernel", p.b, numbers, constants, p.w.device, weight.dtype)(
-            total, p.cov, p.w, p.memo, steps, weight, dweight, dbias, a, slope, shift
-        )
-    return Gradients(dweight, dbias, a, slope, shift)
+        run.gradients(total, p.cov, w, p.memo, run.steps, weight, dweight, dbias, a, slope, shift)
+    if run.lay.examples == 1:
+        return Gradients(dweight, dbias, a, slope, shift)
+    return Gradients(dweight.sum(0), dbias.sum(0), a, slope, shift)
 
 
 def backward_apply(
     work: Work, dy: Tensor, dx: Tensor, p: Problem, grads: Gradients, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 6."""
-    x, block, lay, _, g = work
+    x, block, run = work.x, work.block, work.run
     if x.numel() == 0:
         return
-    tensors, dtypes, flags = _map(p.w, recovery, block)
-    flags["ACT"] = plan.act if g is None else ""  # g has been through the activation already
-    g = _whole(dy, block, 1) if g is None else g
-    lay.launcher("backward_apply_kernel", lay.applying, *dtypes, **flags)(
-        x, g, _whole(dx, block, 1),
-        grads.a.contiguous(), grads.slope.contiguous(), p.mean, grads.shift, *tensors,
+    g = _part(dy, block) if work.g is None else work.g
+    a = _lanes(grads.a.contiguous(), work)
+    if run.several_channels and work.weight is not None:
+        a = (a.view(run.lay.examples, -1) * work.weight).reshape(-1)
+    run.backward_apply(
+        x, g, _part(dx, block), a, _lanes(grads.slope.contiguous(), work), _lanes(p.mean, work),
+        _lanes(grads.shift, work), _lanes(p.w, work), *work.parameters(),
     )  # fmt: skip

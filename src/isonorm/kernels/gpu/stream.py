@@ -1,6 +1,7 @@
 """Kernels that stream the activation: moments and apply, forward and backward (steps 1, 3, 4, 6).
 
-Each program owns one group of D channels and every P-th tile of BM samples. A tile is read as it
+Each program owns one group of D features, of one example where EXAMPLES are problems of their own,
+and every P-th tile of BM samples. A tile is read as it
 lies: MERGED, where samples follow one another at one stride (channels_last, or no positions), or by
 image, where a tile is a piece of one image's row of positions (NCHW), so that loads stay
 contiguous. Centring is in float32, before any product. Partial sums go to memory and are added in a
@@ -28,13 +29,23 @@ import triton.language as tl
 
 
 @triton.jit
-def _channels(i_group, size, channels, sc, D: tl.constexpr, I64: tl.constexpr):
-    """The D channels of a group within their block, their mask, and their offsets."""
+def _features(
+    i_group, size, channels, groups, sc, se, D: tl.constexpr, I64: tl.constexpr,
+    EXAMPLES: tl.constexpr,
+):  # fmt: skip
+    """The D features of a group: their places among all statistics, and among an example's
+    channels, their mask, and their offsets.
+    """
+    i_example = i_group // groups if EXAMPLES else 0
     i_channel = tl.arange(0, D)
-    i_global = i_group * size + i_channel
-    m_channel = (i_channel < size) & (i_global < channels)
-    o_channel = i_global.to(tl.int64) * sc if I64 else i_global * sc
-    return i_global, m_channel, o_channel
+    i_own = (i_group - i_example * groups) * size + i_channel
+    m_channel = (i_channel < size) & (i_own < channels)
+    o_channel = i_own.to(tl.int64) * sc if I64 else i_own * sc
+    i_global = i_own
+    if EXAMPLES:
+        i_global = i_example * channels + i_own
+        o_channel += i_example.to(tl.int64) * se if I64 else i_example * se
+    return i_global, i_own, m_channel, o_channel
 
 
 @triton.jit
@@ -77,17 +88,17 @@ def _store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel):
 
 @triton.jit
 def _load_map(
-    p_w, p_weight, p_bias, p_x, i_group, size, i_global, m_channel,
+    p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
     D: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     PROMOTE: tl.constexpr,
 ):  # fmt: skip
     """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ and β."""
     b_weight = tl.full((D,), 1.0, tl.float32)
     if WEIGHT:
-        b_weight = tl.load(p_weight + i_global, mask=m_channel, other=0.0).to(tl.float32)
+        b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
     b_bias = tl.zeros((D,), tl.float32)
     if BIAS:
-        b_bias = tl.load(p_bias + i_global, mask=m_channel, other=0.0).to(tl.float32)
+        b_bias = tl.load(p_bias + i_own, mask=m_channel, other=0.0).to(tl.float32)
     if DIAG:
         b_w = tl.load(p_w + i_global, mask=m_channel, other=0.0)
     else:
@@ -157,15 +168,17 @@ def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIA
 
 @triton.jit
 def moments_kernel(
-    p_x, p_sums, p_pivot, n, s, sn, sc, ss, channels, tiles, size,
+    p_x, p_sums, p_pivot, n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, CENTER: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, CENTER: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
+    i_global, _, m_channel, o_channel = _features(
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+    )
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
@@ -197,32 +210,24 @@ def moments_kernel(
 
 @triton.jit
 def apply_kernel(
-    p_x, p_y, p_w, p_mean, p_weight, p_bias, p_residual, n, s, sn, sc, ss, channels, tiles, size,
+    p_x, p_y, p_w, p_mean, p_weight, p_bias, p_residual,
+    n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
+    i_global, i_own, m_channel, o_channel = _features(
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+    )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_w, b_weight, b_bias = _load_map(
-        p_w,
-        p_weight,
-        p_bias,
-        p_x,
-        i_group,
-        size,
-        i_global,
-        m_channel,
-        D,
-        DIAG,
-        WEIGHT,
-        BIAS,
-        PROMOTE,
-    )
+        p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
+        D, DIAG, WEIGHT, BIAS, PROMOTE,
+    )  # fmt: skip
     for i_tile in range(i_part, tiles, parts):
         o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
         b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
@@ -239,21 +244,23 @@ def apply_kernel(
 @triton.jit
 def backward_sums_kernel(
     p_x, p_dy, p_mean, p_sums, p_w, p_weight, p_bias, p_extra, p_g,
-    n, s, sn, sc, ss, channels, tiles, size,
+    n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
-    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    EXTRA: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, the residual's gradient, which is kept."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
+    i_global, i_own, m_channel, o_channel = _features(
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+    )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     REMAKE: tl.constexpr = ACT == "silu" or (ACT == "relu" and not EXTRA)
     if REMAKE:
         b_w, b_weight, b_bias = _load_map(
-            p_w, p_weight, p_bias, p_x, i_group, size, i_global, m_channel,
+            p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
             D, DIAG, WEIGHT, BIAS, PROMOTE,
         )  # fmt: skip
     b_first = tl.zeros((D,), tl.float32)
@@ -296,20 +303,23 @@ def backward_sums_kernel(
 @triton.jit
 def backward_apply_kernel(
     p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_shift, p_w, p_weight, p_bias,
-    n, s, sn, sc, ss, channels, tiles, size,
+    n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
-    ALIGN: tl.constexpr, WIDTH: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, m_channel, o_channel = _channels(i_group, size, channels, sc, D, I64)
+    i_global, i_own, m_channel, o_channel = _features(
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+    )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
     if ACT != "":
         b_w, b_weight, b_bias = _load_map(
-            p_w, p_weight, p_bias, p_x, i_group, size, i_global, m_channel,
+            p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
             D, DIAG, WEIGHT, BIAS, PROMOTE,
         )  # fmt: skip
     if DIAG:
