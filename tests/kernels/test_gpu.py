@@ -15,7 +15,7 @@ import isonorm
 from isonorm import area, operation
 from isonorm.kernels import INTERPRETING, autograd, choose
 from isonorm.kernels.plan import make_plan
-from isonorm.recovery import Affine
+from isonorm.recovery import Affine, Coloring
 
 DEVICE = "cpu" if INTERPRETING else "cuda"
 
@@ -135,6 +135,28 @@ def check_fused(shape, where, op, dtype, layout, act, with_residual) -> None:
         assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
 
 
+def check_colored(where, op, act) -> None:
+    """A learnable matrix for each group, the last of them shorter, against float64."""
+    x, dy, _, _, bias = make_inputs((3, 12, 4, 5), torch.float32, "channels_last")
+    groups, size = sum(block.groups for block in where.partition(12)), where.partition(12)[0].size
+    color = torch.randn(groups, size, size, device=DEVICE)
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, color, bias)]
+        with isonorm.backend(backend):
+            y, _ = isonorm.functional.normalize(
+                leaves[0],
+                area=where,
+                operation=op,
+                recovery=Coloring(leaves[1], leaves[2]),
+                act=act,
+                eps=1e-2,
+            )
+        found.append([y, *torch.autograd.grad(y, leaves, dy.to(dtype))])
+    for name, got, want in zip(("y", "dx", "dΓ", "dβ"), *found, strict=True):
+        assert relative_error(got, want) < TOLERANCE[torch.float32], name
+
+
 def check_twice_differentiated(act, with_residual) -> None:
     """A Hessian-vector product through the fused layer, against the composition in float64."""
     found = []
@@ -196,6 +218,19 @@ def test_kernels_agree_with_float64(shape, group_size, op, dtype, layout) -> Non
 def test_kernels_of_other_areas_agree_with_float64(where, op, dtype, layout) -> None:
     check((3, 12, 9, 11), where, op, dtype, layout)
     check_fused((3, 12, 9, 11), where, op, dtype, layout, "relu", True)
+
+
+COLORED = [
+    (area.batch(5), operation.whiten("newton", 5), None),
+    (area.instance(5), operation.whiten("newton", 5), "silu"),
+    (area.batch(4), operation.whiten("cholesky"), "relu"),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("where", "op", "act"), COLORED)
+def test_kernels_with_a_coloring(where, op, act) -> None:
+    check_colored(where, op, act)
 
 
 FUSED = [("relu", False), ("relu", True), ("silu", False), ("silu", True), ("identity", True)]
@@ -287,13 +322,16 @@ def test_the_choice_gives_a_reason() -> None:
             isonorm.functional.iter_norm(x)
 
 
-INTERPRETED = """
+IMPORTS = """
 import torch
 from tests_kernels import (
-    FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_fused, check_fused_operators,
-    check_twice_differentiated
+    COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_fused,
+    check_fused_operators, check_twice_differentiated
 )
 torch.manual_seed(0)
+"""
+INTERPRETED = {
+    "batch": """
 for index, op in enumerate(OPERATIONS):
     small = SHAPES[1:2] + SHAPES[3:4] if op.is_matrix else SHAPES[:4]
     for number, shape in enumerate(small):
@@ -302,29 +340,39 @@ for index, op in enumerate(OPERATIONS):
         dtype = (torch.float32, half)[number % 2]
         layout = ("nchw", "channels_last")[(index + number) % 2]
         check(shape.values[0], area.batch(shape.values[1]), op, dtype, layout)
+""",
+    "fused": """
 for index, (act, with_residual) in enumerate(FUSED):
     op = OPERATIONS[(0, 2, 4)[index % 3]]
     dtype = (torch.float32, torch.float16)[index % 2]
     layout = ("nchw", "channels_last")[index % 2]
     check_fused((5, 12, 4, 3), area.batch(5), op, dtype, layout, act, with_residual)
     check_twice_differentiated(act, with_residual)
+check_fused_operators()
+""",
+    "other areas": """
 for index, case in enumerate(WITHIN_EXAMPLES):
     dtype = (torch.float32, torch.float16)[index % 2]
     layout = ("nchw", "channels_last")[index // 2 % 2]
     check((2, 12, 4, 5), *case.values, dtype, layout)
     check_fused((2, 12, 4, 5), *case.values, dtype, layout, *FUSED[index % 5])
-check_fused_operators()
-print("all agree")
-"""
+""",
+    "coloring": """
+for case in COLORED:
+    check_colored(*case)
+""",
+}
 
 
-def test_kernels_agree_with_float64_in_the_interpreter(tmp_path) -> None:
+@pytest.mark.parametrize("part", INTERPRETED)
+def test_kernels_agree_with_float64_in_the_interpreter(part, tmp_path) -> None:
     """The same kernels at small sizes, in a process of its own: Triton decides at its import."""
     pytest.importorskip("triton")
     (tmp_path / "tests_kernels.py").write_text(Path(__file__).read_text(encoding="utf-8"))
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    script = IMPORTS + INTERPRETED[part] + "print('all agree')"
     run = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=600
     )
     assert run.stdout.strip() == "all agree", run.stderr[-2000:]

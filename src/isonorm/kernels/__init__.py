@@ -116,8 +116,8 @@ def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -
         return f"the kernels take float16, bfloat16 and float32 input, not {x.dtype}"
     if area.name == "position":
         return "the kernels do not add over the channels of one position"
-    if colors:
-        return "the kernels have no coloring"
+    if colors and not (operation.is_matrix and area.features == "channels"):
+        return "the kernels color only where Γ is part of their matrix"
     if not operation.is_matrix:
         if area.features != "channels" and x.shape[2:].numel() < FEWEST_POSITIONS:
             return f"with fewer than {FEWEST_POSITIONS} positions a channel, kernels gain nothing"

@@ -84,7 +84,7 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
             part = ops.chunk(out, rows)
             part.copy_(z) if bias is None else add_into(part, z, bias)
         return
-    a = ops.repeated(_folded(recovery, w, block))
+    a = ops.repeated(folded(recovery, w, block))
     if bias is not None:
         bias = bias.view(-1, w.shape[1], 1)
         if not plan.area.spans_batch:  # every example has problems of its own
@@ -122,9 +122,9 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
     """Step 5: the gradients of the recovery, and what step 6 needs."""
-    folded = plan.folds_recovery
-    a = _folded(recovery, p.w, p.block) if folded else p.w
-    dw = _transform_gradient(recovery, s.outer, p) if folded else s.outer
+    folds = plan.folds_recovery
+    a = folded(recovery, p.w, p.block) if folds else p.w
+    dw = _transform_gradient(recovery, s.outer, p) if folds else s.outer
     method = plan.root(dw.shape[-1], dw.device)
     if method is None:
         dsigma = -0.5 * dw * p.w**3
@@ -185,6 +185,6 @@ def backward_apply(
         ops.write(ops.chunk(out, rows), *terms, shift=ops.part(shift, rows))
 
 
-def _folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:
+def folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:
     """A from W (b, d, d), whose problems are the block's groups, once or once for each example."""
     return recovery.fold(w.view(-1, block.groups, block.size, w.shape[-1]), block).view_as(w)

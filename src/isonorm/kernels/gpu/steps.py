@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...area import Block
-from ...recovery import Recovery
+from ...recovery import Affine, Coloring, Recovery
 from ...roots import Recurrence
 from ...statistics import Statistics
 from .. import plain
@@ -52,7 +52,8 @@ def prepare(
     extra: Tensor | None = None,
     g: Tensor | None = None,
 ) -> Work:
-    weight, bias = recovery.gain, recovery.bias
+    weight = recovery.weight if isinstance(recovery, Affine) else None  # Γ is part of the matrix
+    bias = recovery.bias
     run = find_pass(
         x,
         block,
@@ -134,6 +135,13 @@ def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     return w, memo
 
 
+def _matrix(w: Tensor, work: Work, recovery: Recovery) -> Tensor:
+    """The matrix that the kernels multiply by: W, or ΓW; the diagonal of a standardization."""
+    if isinstance(recovery, Coloring):
+        return plain.folded(recovery, w, work.block).contiguous()
+    return _lanes(w, work)
+
+
 def _lanes(t: Tensor, work: Work) -> Tensor:
     """A number for each problem as one for each channel the kernels walk."""
     if not work.run.several_channels:
@@ -147,14 +155,15 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
     if x.numel() == 0:
         return
     residual = x if work.extra is None else work.extra
-    run.apply(x, _part(y, block), _lanes(w, work), _lanes(mean, work), *work.parameters(), residual)
+    matrix, mean = _matrix(w, work, recovery), _lanes(mean, work)
+    run.apply(x, _part(y, block), matrix, mean, *work.parameters(), residual)
 
 
-def _backward_sums(work: Work, dy: Tensor, p: Problem) -> Tensor:
+def _backward_sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery) -> Tensor:
     x, run = work.x, work.run
     total = x.new_empty((run.lay.reducing, run.lay.row), dtype=torch.float32)
     extra, g = x if work.extra is None else work.extra, x if work.g is None else work.g
-    mean, w = _lanes(p.mean, work), _lanes(p.w, work)
+    mean, w = _lanes(p.mean, work), _matrix(p.w, work, recovery)
     run.sums(x, _part(dy, work.block), mean, total, w, *work.parameters(), extra, g)
     if run.sum_parts is not None:
         run.sum_parts(total)
@@ -167,11 +176,11 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     if p.m == 0:
         nothing = [None if t is None else torch.zeros_like(t) for t in (work.weight, work.bias)]
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), *nothing)
-    total = _backward_sums(work, dy, p)[0]
-    first, second = total[: lay.problems * lay.d], total[lay.problems * lay.d :]
+    total = _backward_sums(work, dy, p, recovery)[0]
     if not lay.constants["DIAG"]:
-        f, outer = first.view(-1, lay.d), second.view(-1, lay.d, lay.d)
-        return Sums(f[:, : p.d].contiguous(), outer[:, : p.d, : p.d].contiguous())
+        f, outer = _unpadded(total, work)
+        return Sums(f.contiguous(), outer.contiguous())
+    first, second = total[: lay.problems * lay.d], total[lay.problems * lay.d :]
     lanes = [t.view(lay.examples, -1)[:, : lay.channels] for t in (first, second)]
     if not run.several_channels:
         f, outer = (t.reshape(-1) for t in lanes)
@@ -185,6 +194,13 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     return Sums(f.view(p.b, 1), outer.view(p.b, 1, 1), dweight, dbias)
 
 
+def _unpadded(total: Tensor, work: Work) -> tuple[Tensor, Tensor]:
+    """The (b, d) first and the (b, d, d) second sums as they lie in all sums."""
+    d, (size, problems) = work.run.d, (work.run.lay.d, work.run.lay.problems)
+    first, second = total[: problems * size], total[problems * size :]
+    return first.view(-1, size)[:, :d], second.view(-1, size, size)[:, :d, :d]
+
+
 def differentiate(
     work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan, m: int
 ) -> Gradients:
@@ -192,7 +208,9 @@ def differentiate(
     run, w = work.run, p.w
     if run.gradients is None or p.m == 0:
         return plain.gradients(p, sums(work, dy, p, recovery, plan), recovery, plan, m)
-    total = _backward_sums(work, dy, p)
+    total = _backward_sums(work, dy, p, recovery)
+    if isinstance(recovery, Coloring):
+        return _differentiate_colored(work, total, p, recovery, plan)
     dweight, dbias = w.new_empty(run.gain_shape), w.new_empty(run.gain_shape)
     a, slope, shift = torch.empty_like(w), torch.empty_like(w), torch.empty_like(p.mean)
     weight = w if work.weight is None else work.weight
@@ -203,6 +221,24 @@ def differentiate(
     if run.lay.examples == 1:
         return Gradients(dweight, dbias, a, slope, shift)
     return Gradients(dweight.sum(0), dbias.sum(0), a, slope, shift)
+
+
+def _differentiate_colored(
+    work: Work, total: Tensor, p: Problem, recovery: Coloring, plan: Plan
+) -> Gradients:
+    """Step 5 with A = ΓW: of Γᵀ times the sums the kernel makes what it makes of them without Γ."""
+    run, w = work.run, p.w
+    assert run.gradients is not None and run.steps is not None
+    f, outer = _unpadded(total[0], work)
+    dcolor, dbias = plain.parameter_gradients(p, Sums(f, outer), recovery, plan)
+    dbias = None if dbias is None else dbias.clone()  # before f changes under it
+    color = recovery.matrix(work.block).to(w.dtype).repeat(run.lay.examples, 1, 1)
+    outer.copy_(color.mT @ outer)
+    f.copy_((color.mT @ f.unsqueeze(-1)).squeeze(-1))
+    unused, bare = w.new_empty(run.gain_shape), torch.empty_like(w)
+    slope, shift = torch.empty_like(w), torch.empty_like(p.mean)
+    run.gradients(total, p.cov, w, p.memo, run.steps, w, unused, unused, bare, slope, shift)
+    return Gradients(dcolor, dbias, color @ w, slope, shift)
 
 
 def backward_apply(
@@ -218,5 +254,5 @@ def backward_apply(
         a = (a.view(run.lay.examples, -1) * work.weight).reshape(-1)
     run.backward_apply(
         x, g, _part(dx, block), a, _lanes(grads.slope.contiguous(), work), _lanes(p.mean, work),
-        _lanes(grads.shift, work), _lanes(p.w, work), *work.parameters(),
+        _lanes(grads.shift, work), _matrix(p.w, work, recovery), *work.parameters(),
     )  # fmt: skip
