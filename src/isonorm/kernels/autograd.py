@@ -8,6 +8,7 @@ that double backward is exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
@@ -182,8 +183,18 @@ def _as_inputs(ctx, dx, dweight, dbias, dcolor, dresidual):
     return dx, dweight, dbias, dcolor, dresidual, None
 
 
-@torch.library.custom_op("isonorm::normalize", mutates_args=())
-def _forward_op(
+def _register(name: str, run: Callable, fake: Callable) -> Callable:
+    """An operator that runs a function; ``torch.library.custom_op`` would look at every output
+    again, which takes as long as a small layer.
+    """
+    torch.library.define(name, torch.library.infer_schema(run, mutates_args=()))
+    torch.library.impl(name, "CompositeExplicitAutograd", run)
+    torch.library.register_fake(name, fake)
+    namespace, _, own = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), own)
+
+
+def _run_forward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -201,8 +212,7 @@ def _owned(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous()
 
 
-@_forward_op.register_fake
-def _(x, weight, bias, color, residual, plan):
+def _fake_forward(x, weight, bias, color, residual, plan):
     decoded = Plan.decode(plan)
     shapes = decoded.problem_shapes(*flat_shape(x))
     dtype = working_dtype(x)
@@ -222,8 +232,10 @@ def _(x, weight, bias, color, residual, plan):
     )
 
 
-@torch.library.custom_op("isonorm::normalize_backward", mutates_args=())
-def _backward_op(
+_forward_op = _register("isonorm::normalize", _run_forward, _fake_forward)
+
+
+def _run_backward(
     dy: Tensor,
     dmean: Tensor | None,
     dcov: Tensor | None,
@@ -244,11 +256,13 @@ def _backward_op(
     return tuple(x.new_empty(0) if g is None else g for g in grads)  # type: ignore[return-value]
 
 
-@_backward_op.register_fake
-def _(dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, plan):
+def _fake_backward(dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, plan):
     first = color if color is not None else weight
     like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
     return torch.empty_like(x), like(first), like(bias), like(None if extra is None else x)
+
+
+_backward_op = _register("isonorm::normalize_backward", _run_backward, _fake_backward)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -277,4 +291,4 @@ def _op_backward(ctx, *grads):
     )
 
 
-_forward_op.register_autograd(_op_backward, setup_context=_setup_context)
+torch.library.register_autograd("isonorm::normalize", _op_backward, setup_context=_setup_context)
