@@ -220,7 +220,7 @@ def main() -> None:
             summary += f", {geometric_mean(ratios):.2f} x the faster, worst {max(ratios):.2f}"
         print(summary, flush=True)
     where = hardware() | {"gpu": torch.cuda.get_device_name()}
-    arguments = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    arguments = {key: value for key, value in vars(args).items() if key != "out"}
     write(
         {"hardware": where, "versions": versions(), "arguments": arguments, "rows": rows}, args.out
     )
