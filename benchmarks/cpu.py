@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from isonorm.lab.memory import peak_bytes
+
 from . import report
 from .cases import (
     GROUP_SIZES,
@@ -29,7 +31,7 @@ from .cases import (
     training_step,
 )
 from .check import Checker, Disagreement
-from .measure import peak_bytes, take_turns
+from .measure import take_turns
 from .report import Measurement
 from .targets import judge
 

@@ -110,42 +110,6 @@ def test_every_layer_of_a_case_gets_the_same_step():
 # --- the meters -----------------------------------------------------------------------------------
 
 
-def test_memory_meter_on_a_known_pattern():
-    def step():
-        a = torch.empty(4 * MIB, dtype=torch.uint8)
-        b = torch.empty(2 * MIB, dtype=torch.uint8)  # 6 MiB, the peak
-        del a
-        c = torch.empty(3 * MIB, dtype=torch.uint8)  # 5 MiB
-        return b, c
-
-    assert measure.peak_bytes(step) == 6 * MIB
-
-
-def test_a_release_of_something_older_makes_no_room():
-    assert measure.peak_of(iter([(1, 100), (9, -70), (2, 50), (1, -100), (3, 90)])) == 150
-
-
-def test_memory_meter_counts_what_is_beyond_the_start():
-    held = [torch.empty(8 * MIB, dtype=torch.uint8) for _ in range(2)]
-
-    def step():
-        held.pop()  # a release of something older makes no room
-        return torch.empty(MIB, dtype=torch.uint8)
-
-    assert measure.peak_bytes(step) == MIB
-
-
-def test_memory_meter_sees_what_autograd_keeps():
-    x = torch.randn(MIB // 4, requires_grad=True)  # 1 MiB
-
-    def step():
-        y = x.exp().exp()  # two results, both kept for backward
-        return y.detach(), torch.autograd.grad(y, x, torch.ones(()).expand_as(y))
-
-    peak = measure.peak_bytes(step)
-    assert 3 * MIB <= peak <= 4 * MIB + 1024
-
-
 def test_turns_are_counted_and_shuffled():
     called = []
     steps = {name: lambda name=name: called.append(name) for name in "abc"}

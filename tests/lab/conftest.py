@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lightning_fabric import Fabric
 from scipy.io import savemat
 
 from isonorm.lab.data import DataSet, digits
+from isonorm.lab.devices import make_fabric
 from isonorm.lab.train import Epoch, Result
 
 
@@ -155,6 +157,11 @@ Parts = Mapping[str, tuple[np.ndarray, np.ndarray]]
 @pytest.fixture(scope="session")
 def data() -> DataSet:
     return digits()
+
+
+@pytest.fixture(scope="session")
+def fabric() -> Fabric:
+    return make_fabric("cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -53,10 +53,20 @@ MEASURES: dict[str, Callable[[Result], float]] = {
     "seconds_per_epoch": lambda result: median(epoch.seconds for epoch in result.epochs),
     "test_seconds": lambda result: median(epoch.test_seconds for epoch in result.epochs),
     "condition_number": _condition_number,
+    "peak_bytes": lambda result: max(epoch.peak_bytes for epoch in result.epochs),
 }
 
 #: Measures that are fractions, which the papers and the tables give in percent.
 PERCENT = frozenset(name for name in MEASURES if name.endswith("error"))
+
+
+def in_words(name: str) -> str:
+    """A measure as the head of a column.
+
+    >>> in_words("test_error")
+    'test error, %'
+    """
+    return name.replace("_", " ") + ", %" * (name in PERCENT)
 
 
 def measure(name: str, result: Result) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..analysis import fisher_condition
-from . import checkpoints
+from . import checkpoints, memory
 from .data import DataSet, Mixup
 from .devices import make_fabric
 from .plan import Plan
@@ -37,6 +39,7 @@ class Epoch:
     test_top5_error: float = math.nan
     test_seconds: float = math.nan
     condition_number: float = math.nan  # of the classifier's Fisher information, where asked for
+    peak_bytes: float = math.nan  # the most that torch held at once in training, where measured
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def train(
     compile_mode: str | None = None,
     checkpoint: Path | None = None,
     seconds_between_checkpoints: float = 0.0,
+    measure_memory: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Result:
     """Train as planned on the devices of a launched ``fabric``; by default on the CPU.
@@ -123,6 +127,9 @@ def train(
     epoch's number. With a path for a ``checkpoint``, a training that was cut short goes on from the
     last epoch saved there and ends with the weights and the curve it would have had. A loss that is
     no longer finite ends the training and is a result, too: ``Result.diverged``.
+
+    On CUDA each epoch has the peak of the memory in use, the data on the device included. A CPU has
+    no such meter: with ``measure_memory`` one step of a copy of the model is measured apart.
     """
     fabric = fabric or make_fabric("cpu")
     batches, test = open_streams(data, plan, seed, fabric)
@@ -139,6 +146,9 @@ def train(
         batches.load_state_dict(notes["batches"])
         if mixup is not None:
             mixup.load_state_dict(notes["mixup"])
+    peak = math.nan
+    if measure_memory and fabric.device.type == "cpu":
+        peak = float(memory_of_a_step(model, data, plan, fabric, compile_mode))
     steps, last_saved = len(batches), perf_counter()
 
     with torch.random.fork_rng(devices=_cuda_devices(fabric)):
@@ -146,18 +156,19 @@ def train(
             number = len(curve) + 1
             torch.manual_seed(seed_of(seed, number, fabric.global_rank))
             start = _now(fabric)
+            if fabric.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(fabric.device)
             module.train()
             loss_sum, wrong = _zero(fabric), _zero(fabric)
             for index, (images, labels) in enumerate(batches):
                 step = (number - 1) * steps + index
                 set_rates(optimizer, plan.lr, plan.schedule.at(step / steps, step))
-                stepper.zero_grad()
-                loss, logits = module(images, labels)
-                fabric.backward(loss)
-                stepper.step()
+                loss, logits = _step(module, stepper, fabric, images, labels)
                 loss_sum += loss.detach()
                 wrong += _misclassified(logits.detach(), labels)
             seconds = _now(fabric) - start
+            if fabric.device.type == "cuda":
+                peak = float(torch.cuda.max_memory_allocated(fabric.device))
 
             trained = {
                 "train_loss": loss_sum / (steps * fabric.world_size),
@@ -166,7 +177,8 @@ def train(
             tested = evaluate(module, test, fabric)
             if plan.condition_every and number % plan.condition_every == 0:
                 tested["condition_number"] = fisher_condition(model, images)
-            curve.append(Epoch(number, seconds=seconds, **_over_ranks(fabric, trained), **tested))
+            trained_and_tested = {**_over_ranks(fabric, trained), **tested}
+            curve.append(Epoch(number, seconds=seconds, peak_bytes=peak, **trained_and_tested))
             due = perf_counter() - last_saved >= seconds_between_checkpoints
             if checkpoint is not None and fabric.broadcast(due):  # all processes or none
                 last_saved = perf_counter()
@@ -184,6 +196,31 @@ def train(
                 )
             on_epoch(curve[-1])
     return Result(tuple(curve), steps)
+
+
+def memory_of_a_step(
+    model: nn.Module,
+    data: DataSet | ImageFolders,
+    plan: Plan,
+    fabric: Fabric,
+    compile_mode: str | None = None,
+) -> int:
+    """The most bytes of tensors alive at once in a training step on a CPU: weights and buffers, the
+    optimizer's state, a batch, gradients and activations. The model stays as it is.
+    """
+    copy = deepcopy(model)
+    images, labels = next(iter(open_streams(data, plan, seed=0, fabric=fabric)[0]))
+    optimizer = plan.make_optimizer(copy)
+    objective = Objective(copy, plan.make_mixup(copy, seed=0))
+    if compile_mode is not None:
+        objective.compile(mode=compile_mode)
+    module, stepper = fabric.setup(objective, optimizer)
+    module.train()
+    with torch.random.fork_rng(devices=[]):
+        beyond = memory.peak_bytes(lambda: _step(module, stepper, fabric, images, labels))
+    states = (value for state in optimizer.state.values() for value in state.values())
+    held = [images, labels, *copy.parameters(), *copy.buffers(), *states]
+    return beyond + sum(tensor.nbytes for tensor in held if isinstance(tensor, Tensor))
 
 
 @torch.no_grad()
@@ -208,6 +245,17 @@ def error_on_test_set(model: nn.Module, data: DataSet) -> float:
     model.eval()
     answers = torch.cat([model(images).argmax(1) for images in data.test_images.split(2000)])
     return (answers != data.test_labels).double().mean().item()
+
+
+def _step(
+    module: nn.Module, stepper: Any, fabric: Fabric, images: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of the optimizer; the loss and the logits before it."""
+    stepper.zero_grad()
+    loss, logits = module(images, labels)
+    fabric.backward(loss)
+    stepper.step()
+    return loss, logits
 
 
 def _misclassified(logits: Tensor, labels: Tensor, among: int = 1) -> Tensor:
