@@ -1,4 +1,4 @@
-"""Convolutions by name: plain ones, or with their weights normalized."""
+"""Convolutions and linear layers by name: plain ones, or with their weights normalized."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..weights import EquiConv2d
+from ..weights import EquiConv2d, EquiLinear
 from ..weights.equilibrium import balance_signs_
 from .models import he_conv
-from .models.parts import ConvFactory
+from .models.parts import ConvFactory, LinearFactory
 
 
 def equi_conv(
@@ -41,8 +41,32 @@ def equi_conv(
     return conv
 
 
+def equi_linear(
+    in_features: int, out_features: int, *, bias: bool = True, statistics_fraction: float = 1.0
+) -> nn.Module:
+    """A linear layer in equilibrium with torch's initialization. Its β is its bias.
+
+    It begins with the weights that ``nn.Linear`` would have, and draws as many random numbers:
+    equal seeds mean equal initial weights here, too.
+    """
+    layer = EquiLinear.from_pair(
+        nn.Linear(in_features, out_features, bias=bias),
+        nn.BatchNorm1d(out_features),
+        statistics_fraction=statistics_fraction,
+    )
+    with torch.no_grad():
+        balance_signs_(layer.weight)
+    return layer
+
+
 CONVOLUTIONS: dict[str, ConvFactory] = {
     "plain": he_conv,
     "equinorm": equi_conv,
     "equinorm-quarter": partial(equi_conv, statistics_fraction=0.25),
+}
+
+#: The linear layers that belong to these convolutions, as far as there are any.
+LINEARS: dict[str, LinearFactory] = {
+    "equinorm": equi_linear,
+    "equinorm-quarter": partial(equi_linear, statistics_fraction=0.25),
 }

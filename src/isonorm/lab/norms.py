@@ -23,31 +23,32 @@ NormFactory = Callable[[int], nn.Module]
 
 
 def valid_names() -> list[str]:
-    """Every name that ``--norms`` accepts, aliases aside."""
+    """Every name of a norm between layers, aliases aside."""
     return [PLAIN, *isonorm.list_norms()]
 
 
-def canonical(spec: str) -> str:
+def canonical(spec: str, others: Iterable[str] = ()) -> str:
     """The one spelling of a specification, which names it in tables, figures and files.
 
     >>> canonical("BN"), canonical("none"), canonical("dbn:group_size=32")
     ('batchnorm', 'plain', 'dbn:group_size=32')
+
+    ``others`` are names of what is no norm between layers, and takes no options.
     """
-    name, options = _parse(spec)
+    name, options = _parse(spec, others)
     return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
-def parse_list(specs: str) -> tuple[str, ...]:
+def parse_list(specs: str, others: Iterable[str] = ()) -> tuple[str, ...]:
     """The canonical specifications in a comma-separated list.
 
     >>> parse_list("plain, bn,iternorm:num_iters=7")
     ('plain', 'batchnorm', 'iternorm:num_iters=7')
     """
-    names = [canonical(spec) for spec in specs.split(",") if spec.strip()]
+    names = [canonical(spec, others) for spec in specs.split(",") if spec.strip()]
     if not names:
-        raise ValueError(
-            f"there is no normalization in {specs!r}: name some of {_enumerate(valid_names())}."
-        )
+        choice = _enumerate([*valid_names(), *others])
+        raise ValueError(f"there is no normalization in {specs!r}: name some of {choice}.")
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is named twice in {specs!r}: name each normalization once.")
@@ -73,16 +74,17 @@ def norm_factory(norm: str | NormFactory | None) -> NormFactory | None:
     return lambda width: isonorm.create_norm(name, width, **options)
 
 
-def _parse(spec: str) -> tuple[str, dict[str, Any]]:
+def _parse(spec: str, others: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     given, *assignments = (part.strip() for part in spec.split(":"))
     name = ALIASES.get(given.lower(), given.lower())
-    if name not in valid_names():
+    names = [*valid_names(), *others]
+    if name not in names:
         raise ValueError(
-            f"there is no normalization called {given!r}: choose from {_enumerate(valid_names())} "
+            f"there is no normalization called {given!r}: choose from {_enumerate(names)} "
             f"(short: {_enumerate(ALIASES)})."
         )
-    if assignments and name == PLAIN:
-        raise ValueError(f"{PLAIN} is no normalization and takes no options; got {spec!r}.")
+    if assignments and (name == PLAIN or name in others):
+        raise ValueError(f"{name} is no norm between layers and takes no options; got {spec!r}.")
     return name, dict(_parse_option(assignment, spec) for assignment in assignments)
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .convolutions import CONVOLUTIONS
-from .models import MODELS, create_model
-from .models.registry import options_of
+from .convolutions import CONVOLUTIONS, LINEARS
+from .models import create_model
+from .models.registry import find_model, options_of
 from .plan import Plan
 
 
@@ -63,16 +63,22 @@ class Configuration:
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The network for images of this shape."""
-        known = options_of(MODELS[self.model].network)
+        entry = find_model(self.model)
         channels, height, width = input_shape
-        given: dict[str, Any] = {"norm": self.norm, "num_classes": num_classes}
-        if "in_features" in known:
-            given["in_features"] = channels * height * width
-        if "in_channels" in known:
-            given["in_channels"] = channels
+        asked: dict[str, Any] = {
+            "num_classes": num_classes,
+            "in_features": channels * height * width,
+            "in_channels": channels,
+        }
         if self.conv != "plain":
-            given["conv"] = CONVOLUTIONS[self.conv]
-        return create_model(self.model, **given, **self.options)
+            asked["conv"] = CONVOLUTIONS[self.conv]
+            if self.conv in LINEARS:
+                asked["linear"] = LINEARS[self.conv]
+        known = options_of(entry.network)
+        given = {key: asked[key] for key in asked if key in known and key not in entry.fixed}
+        if self.conv != "plain" and not {"conv", "linear"} & set(given):
+            raise ValueError(f"{self.conv} normalizes convolutions, and {self.model} has none.")
+        return create_model(self.model, norm=self.norm, **given, **self.options)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class Recipe:
     choices: tuple[str, ...]  # where the paper is silent, and what was chosen
     seeds: int = 1  # as many as the paper's
     spread: Literal["mean", "median"] = "mean"
+    threshold: float | None = None  # a test accuracy: how many epochs it takes is told
     quick: Quick = field(default_factory=Quick)
 
     def __post_init__(self) -> None:
@@ -181,7 +188,7 @@ def _shrunk(configuration: Configuration, quick: Quick) -> Configuration:
         ends = {key: tuple(dict.fromkeys((row[0], row[-1]))) for key, row in search.grid.items()}
         validation = quick.train_images // 4 if search.validation else 0
         search = replace(search, grid=ends, validation=validation)
-    known = options_of(MODELS[configuration.model].network)
+    known = options_of(find_model(configuration.model).network)
     options = {**configuration.options, "width": quick.width}
     if "depth" in known and quick.depth is not None:
         depth = quick.depth

@@ -10,16 +10,17 @@ from torch import nn
 
 from .parts import (
     ConvFactory,
+    LinearFactory,
     Network,
     NetworkOptions,
     Norm,
     Parts,
     check_size,
     he_conv,
-    linear,
     resolve,
     scaled,
 )
+from .parts import linear as plain_linear
 
 
 class Conv(NamedTuple):
@@ -35,14 +36,16 @@ class ChainOptions(NetworkOptions, total=False):
 
     activation: str
     norm_after_act: bool
+    linear: LinearFactory
 
 
 class ConvChain(Network):
     """conv1 → norm1 → act1 → conv2 → …, then average pooling and a linear classifier.
 
     ``hidden`` are fully connected layers in front of the classifier, normalized like the
-    convolutions. ``norm_after_act`` exchanges each norm and activation. A layer has a bias where no
-    norm follows it directly.
+    convolutions. ``conv`` and ``linear`` make the layers, the classifier aside.
+    ``norm_after_act`` exchanges each norm and activation. A layer has a bias where no norm follows
+    it directly.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ConvChain(Network):
         activation: str = "relu",
         norm_after_act: bool = False,
         conv: ConvFactory = he_conv,
+        linear: LinearFactory = plain_linear,
         fuse_act: bool = False,
     ) -> None:
         check_size("in_channels", in_channels)
@@ -84,7 +88,7 @@ class ConvChain(Network):
             before, channels = channels, scaled(neurons, width)
             self.add_module(f"linear{number}", linear(before, channels, bias=bias))
             self._append_norm_and_act(parts, channels, number, norm_after_act)
-        self.add_module("fc", linear(channels, num_classes))
+        self.add_module("fc", plain_linear(channels, num_classes))
 
     def _append_norm_and_act(
         self, parts: Parts, channels: int, number: int, norm_after_act: bool

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .parts import Network, Norm, check_size, resolve, scaled
+from .parts import LinearFactory, Network, Norm, check_size, resolve, scaled
 
 
 class MLP(Network):
@@ -17,8 +17,9 @@ class MLP(Network):
     DBN's Figure 2b, with 100 neurons in each hidden layer. The papers count linear layers: 2a's
     2-layer one is ``hidden=(100,)``. ``width`` multiplies the hidden sizes. ``norm`` is a name such
     as ``"iternorm"`` or ``"dbn:group_size=32"``, a factory called with the number of neurons, or
-    None. Linear layers have their bias and torch's initialization, U(±1/√n), with every norm, so
-    that equal seeds mean equal initial weights.
+    None; ``linear`` makes the hidden layers, for normalized weights. Linear layers have their bias
+    and torch's initialization, U(±1/√n), with every norm, so that equal seeds mean equal initial
+    weights.
 
     >>> MLP(64, 10, hidden=(100,), norm="iternorm")
     MLP(
@@ -38,6 +39,7 @@ class MLP(Network):
         hidden: Sequence[int] = (100, 100, 100),
         width: float = 1.0,
         norm: Norm = "batchnorm",
+        linear: LinearFactory = nn.Linear,
     ) -> None:
         check_size("in_features", in_features)
         check_size("num_classes", num_classes)
@@ -46,7 +48,7 @@ class MLP(Network):
         for number, neurons in enumerate(hidden, start=1):
             check_size("a hidden layer", neurons)
             neurons = scaled(neurons, width)
-            layers[f"linear{number}"] = nn.Linear(in_features, neurons)
+            layers[f"linear{number}"] = linear(in_features, neurons)
             if make_norm is not None:
                 layers[f"norm{number}"] = make_norm(neurons)
             layers[f"act{number}"] = nn.ReLU()

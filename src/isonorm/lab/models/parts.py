@@ -21,6 +21,9 @@ Norm = str | NormFactory | None
 #: Makes a convolution from ``nn.Conv2d``'s arguments; ``bias=False`` is given where a norm follows.
 ConvFactory = Callable[..., nn.Module]
 
+#: Makes a linear layer from ``nn.Linear``'s arguments, the classifier aside.
+LinearFactory = Callable[..., nn.Module]
+
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU}
 
 

@@ -88,9 +88,7 @@ def create_model(name: str, **options: Any) -> Network:
     >>> model.layer1[0].norm1
     IterNorm(8, group_size=64, num_iters=5, affine=True, eps=1e-05, momentum=0.1)
     """
-    entry = MODELS.get(name.lower()) if isinstance(name, str) else None
-    if entry is None:
-        raise ValueError(f"there is no network called {name!r}; {_hint(str(name).lower(), MODELS)}")
+    entry = find_model(name)
     known = options_of(entry.network)
     for option in options:
         if option in entry.fixed:
@@ -101,6 +99,14 @@ def create_model(name: str, **options: Any) -> Network:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}; {_hint(option, known)}")
     return entry.network(**entry.fixed, **options)
+
+
+def find_model(name: str) -> Entry:
+    """What stands behind a name, capitals or not."""
+    entry = MODELS.get(name.lower()) if isinstance(name, str) else None
+    if entry is None:
+        raise ValueError(f"there is no network called {name!r}; {_hint(str(name).lower(), MODELS)}")
+    return entry
 
 
 def list_models(pattern: str = "*") -> list[str]:
