@@ -1,113 +1,324 @@
+"""``isonorm compare`` from the command line: its table and files, stopping and going on."""
+
 from __future__ import annotations
 
+import csv
 import json
-from dataclasses import replace
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
 
-from isonorm.lab import compare as comparing
+from isonorm.lab import experiment as experiments
 from isonorm.lab import records
-from isonorm.lab.compare import Config, compare, prepare
-from isonorm.lab.progress import progress_on
+from isonorm.lab.cli import app
 
-SMALL = Config(norms=("plain", "iternorm"), depth=2, width=8, epochs=2, batch_size=400, seeds=2)
-
-
-def run(config: Config, folder) -> comparing.Comparison:
-    progress = progress_on(Console(quiet=True), [config.epochs] * len(config.runs))
-    return compare(config, prepare(config), folder, "try", progress)
+TINY = ["--depth", "2", "--width", "8", "--epochs", "2", "--batch-size", "400", "--device", "cpu"]
+NORMS = ["plain", "batchnorm", "dbn:group_size=4", "equinorm"]
+CLOCKS = {"seconds", "test_seconds"}
 
 
-def stop_in_run(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-    train = comparing.train
+def compare(*words: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *words])
 
-    def interrupted(*arguments, **options):
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            raise error
+
+def result_of(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def curves(folder: Path) -> list[dict[str, str]]:
+    with (folder / "curves.csv").open() as file:
+        return [{key: row[key] for key in row if key not in CLOCKS} for row in csv.DictReader(file)]
+
+
+def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def tiny_words(out: Path) -> list[str]:
+    """Eight trainings of two epochs."""
+    norms = "none,bn,dbn:group_size=4,equinorm"
+    return [*TINY, "--norms", norms, "--seeds", "2", "--keep-weights", "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Result, Path]:
+    """A comparison from beginning to end, with its figure."""
+    out = tmp_path_factory.mktemp("out") / "runs"
+    result = compare(*tiny_words(out), "--name", "tiny")
+    assert result.exit_code == 0, result.output
+    (folder,) = out.iterdir()
+    return result, folder
+
+
+@pytest.fixture
+def _nothing_is_drawn(monkeypatch):
+    """It would take longer than everything else."""
+    monkeypatch.setattr(experiments.figures, "save", lambda *arguments: [])
+
+
+def test_it_says_what_it_found_in_plain_lines(whole):
+    result, folder = whole
+    assert "\x1b" not in result.output and result.stderr == ""
+    lines = result.output.splitlines()
+    assert [line.split(":")[0] for line in lines[:5]] == [
+        "[1/8] plain, seed 0",
+        "[2/8] batchnorm, seed 0",
+        "[3/8] dbn",
+        "[4/8] equinorm, seed 0",
+        "[5/8] plain, seed 1",
+    ]
+    rows = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
+    assert [row[0].strip() for row in rows] == NORMS
+    assert all(float(row[-1].split("±")[0]) > 0 for row in rows), "peak memory is measured"
+    assert lines[-1] == f"Results, curves and figures are in {folder}"
+
+
+def test_it_leaves_its_files(whole):
+    _, folder = whole
+    assert folder.name.endswith("-tiny")
+    left = {file.name for file in folder.iterdir() if file.suffix != ".safetensors"}
+    assert {"curves.csv", "curves.png", "curves.svg", "result.json"} <= left
+    assert len(weights(folder)) == 8 and not list(folder.glob("*checkpoint*"))
+
+
+def test_result_json_tells_what_was_run_where_and_what_came_out(whole):
+    _, folder = whole
+    content = result_of(folder)
+    assert content["status"] == "finished" and content["seeds"] == 2
+    assert content["comparison"]["norms"] == NORMS and content["comparison"]["width"] == 8
+    assert content["environment"]["packages"]["torch"] == torch.__version__
+    assert content["environment"]["processor"] and content["environment"]["cores"] >= 1
+    assert [row["configuration"] for row in content["summary"]] == NORMS
+    assert len(content["runs"]) == 8
+    for row in content["summary"]:
+        name = row["configuration"]
+        losses = [run["train_loss"] for run in content["runs"] if run["name"] == name]
+        assert row["train_loss"]["mean"] == pytest.approx(sum(losses) / 2)
+        assert row["train_loss"]["count"] == 2 and losses[0] != losses[1]
+        assert row["peak_bytes"]["mean"] > 0 and row["threshold"] == 0.95
+        assert row["epochs_to_threshold"]["total"] == 2
+
+
+def test_curves_csv_holds_every_epoch_and_ends_at_the_results(whole):
+    _, folder = whole
+    rows = curves(folder)
+    assert len(rows) == 4 * 2 * 2
+    final = {(row["configuration"], int(row["seed"])): row for row in rows if row["number"] == "2"}
+    for run in result_of(folder)["runs"]:
+        row = final[run["name"], run["seed"]]
+        assert float(row["train_loss"]) == run["train_loss"]
+        assert float(row["test_error"]) == run["test_error"]
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_the_recorded_command_repeats_the_results(whole, tmp_path):
+    _, folder = whole
+    program, *words = shlex.split(result_of(folder)["command"])
+    assert program == "isonorm" and words[0] == "compare"
+    assert compare(*words[1:], "--out", str(tmp_path)).exit_code == 0
+    (again,) = tmp_path.iterdir()
+    assert again.name.endswith("-compare")
+    assert curves(again) == curves(folder)
+    torch.testing.assert_close(weights(again), weights(folder), rtol=0, atol=0)
+
+
+# Kills the process itself, without warning, when the sixth training has saved its first epoch.
+KILLED = """
+import os, signal
+from isonorm.lab import checkpoints, cli, experiment
+experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
+save = checkpoints.save
+
+def save_then_die(path, *arguments, **options):
+    save(path, *arguments, **options)
+    if path.name == "02-seed1-checkpoint.safetensors":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoints.save = save_then_die
+cli.app()
+"""
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_killed_and_resumed_it_ends_with_the_same_weights_and_curves(whole, tmp_path):
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "compare", *tiny_words(tmp_path)],
+        capture_output=True,
+        timeout=100,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    (folder,) = tmp_path.iterdir()
+    content = result_of(folder)
+    assert content["status"] == "running" and len(content["runs"]) == 5
+    assert [path.name for path in folder.glob("*checkpoint*")] == [
+        "02-seed1-checkpoint.safetensors"
+    ]
+    resumed = compare("--resume", str(folder))
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.output.startswith("[1/3] batchnorm, seed 1: ")
+    assert result_of(folder)["status"] == "finished" and not list(folder.glob("*checkpoint*"))
+    assert curves(folder) == curves(whole[1])
+    torch.testing.assert_close(weights(folder), weights(whole[1]), rtol=0, atol=0)
+
+
+def test_ctrl_c_keeps_and_shows_finished_runs_and_says_how_to_go_on(whole, tmp_path, monkeypatch):
+    train, calls = experiments.train, []
+
+    def stopped_at_the_sixth(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
         return train(*arguments, **options)
 
-    monkeypatch.setattr(comparing, "train", interrupted)
-
-
-def test_all_norms_come_with_a_seed_before_the_next_seed():
-    runs = [(run.norm, run.seed) for run in SMALL.runs]
-    assert runs == [("plain", 0), ("iternorm", 0), ("plain", 1), ("iternorm", 1)]
-
-
-def test_interrupted_comparisons_keep_what_has_finished(tmp_path, monkeypatch):
-    stop_in_run(4, KeyboardInterrupt(), monkeypatch)
-    comparison = run(SMALL, tmp_path)
-    assert comparison.status == "interrupted"
-    assert comparison.description.endswith("2 epochs, 1 to 2 seeds")
-    content = json.loads((comparison.folder / "result.json").read_text())
+    monkeypatch.setattr(experiments, "train", stopped_at_the_sixth)
+    stopped = compare(*tiny_words(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    assert stopped.exit_code == 130
+    assert "│ plain" in stopped.stdout and ", 1 to 2 seeds; mean" in stopped.stdout
+    assert stopped.stdout.splitlines()[-1] == (
+        "Stopped with 5 trainings finished and 3 to go. Go on with: "
+        f"isonorm compare --resume {folder}"
+    )
+    content = result_of(folder)
     assert content["status"] == "interrupted"
-    assert [(run["norm"], run["seed"]) for run in content["runs"]] == [
-        ("plain", 0),
-        ("iternorm", 0),
+    assert [(run["name"], run["seed"]) for run in content["runs"]] == [
+        *((norm, 0) for norm in NORMS),
         ("plain", 1),
     ]
-    assert [row["train_loss"]["total"] for row in content["summary"]] == [2, 1]
-    assert (comparison.folder / "curves.png").stat().st_size > 0
+    assert (folder / "curves.png").stat().st_size > 0
+
+    monkeypatch.undo()
+    monkeypatch.setattr(experiments.figures, "save", lambda *arguments: [])
+    assert compare("--resume", str(folder)).exit_code == 0
+    assert curves(folder) == curves(whole[1])
 
 
-def test_interrupted_before_the_first_result_nothing_is_left(tmp_path, monkeypatch):
-    stop_in_run(1, KeyboardInterrupt(), monkeypatch)
-    assert run(SMALL, tmp_path).status == "interrupted"
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_stopped_before_the_first_result_it_can_go_on(tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
 
-
-def test_results_are_on_disk_before_the_next_run_begins(tmp_path, monkeypatch):
-    stop_in_run(3, SystemError("killed"), monkeypatch)
-    with pytest.raises(SystemError, match="killed"):
-        run(SMALL, tmp_path)
+    words = [*TINY, "--norms", "plain", "--seeds", "1", "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments, "train", interrupted)
+        stopped = compare(*words)
     (folder,) = tmp_path.iterdir()
-    content = json.loads((folder / "result.json").read_text())
-    assert content["status"] == "running" and len(content["runs"]) == 2
-    assert len((folder / "curves.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert stopped.exit_code == 130 and "0 trainings finished and 1 to go" in stopped.stdout
+    assert [file.name for file in sorted(folder.iterdir())] == ["curves.csv", "result.json"]
+    assert compare("--resume", str(folder)).exit_code == 0
+    assert len(result_of(folder)["runs"]) == 1
 
 
-def test_threads_are_given_back(tmp_path, monkeypatch):
-    seen = []
-    train = comparing.train
-    monkeypatch.setattr(
-        comparing, "train", lambda *a, **k: seen.append(torch.get_num_threads()) or train(*a, **k)
-    )
-    before = torch.get_num_threads()
-    run(replace(SMALL, norms=("plain",), seeds=1, epochs=1, threads=before + 1), tmp_path)
-    assert seen == [before + 1] and torch.get_num_threads() == before
-
-
-@pytest.mark.parametrize(
-    ("norm", "sentence"),
-    [
-        ("groupnorm:num_groups=3", "groupnorm:num_groups=3 does not fit this network: .*divi"),
-        ("instancenorm", "instancenorm does not fit this network: .*more than one value"),
-        ("dbn:grup_size=3", "dbn:grup_size=3 does not fit this network: .*grup_size"),
-    ],
-)
-def test_norms_that_do_not_fit_are_found_before_training(norm, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        prepare(replace(SMALL, norms=("plain", norm)))
-
-
+@pytest.mark.usefixtures("_nothing_is_drawn")
 def test_a_full_disk_leaves_earlier_results_untouched(tmp_path, monkeypatch):
     flush, writes = records._flush_to_disk, 0
 
     def disk_that_fills_up(path):
         nonlocal writes
         writes += 1
-        if writes > 2:  # result.json and curves.csv of the first run fit
-            raise OSError(28, "No space left on device")
+        if writes > 4:  # twice: with nothing finished, and with the first training
+            raise OSError(28, "No space left on device", str(path))
         flush(path)
 
     monkeypatch.setattr(records, "_flush_to_disk", disk_that_fills_up)
-    with pytest.raises(OSError, match="No space"):
-        run(SMALL, tmp_path)
+    monkeypatch.setattr(experiments, "SECONDS_BETWEEN_CHECKPOINTS", 1e9)
+    ran = compare(*TINY, "--norms", "plain", "--seeds", "2", "--out", str(tmp_path))
+    assert ran.exit_code == 1 and ran.stderr.count("\n") == 1
+    assert "No space left on device" in ran.stderr
     (folder,) = tmp_path.iterdir()
     assert sorted(file.name for file in folder.iterdir()) == ["curves.csv", "result.json"]
-    assert len(json.loads((folder / "result.json").read_text())["runs"]) == 1
+    assert len(result_of(folder)["runs"]) == 1
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_threads_are_given_back(tmp_path, monkeypatch):
+    seen, train = [], experiments.train
+    monkeypatch.setattr(
+        experiments, "train", lambda *a, **k: seen.append(torch.get_num_threads()) or train(*a, **k)
+    )
+    before = torch.get_num_threads()
+    words = ["--norms", "plain", "--seeds", "1", "--threads", str(before + 1)]
+    assert compare(*TINY, *words, "--out", str(tmp_path)).exit_code == 0
+    assert seen == [before + 1] and torch.get_num_threads() == before
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_convolutions_other_plans_and_precisions(tmp_path):
+    words = "--model small_cnn --width 0.1 --norms bn,gn:num_groups=1,equinorm-quarter --epochs 2 "
+    words += "--batch-size 400 --optimizer lars --momentum 0.9 --weight-decay 1e-4 --seeds 1 "
+    words += "--schedule steps --precision float64 --threshold 0.2 --spread median --device cpu"
+    result = compare(*words.split(), "--keep-weights", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    (folder,) = tmp_path.iterdir()
+    assert "epochs to 20%" in result.stdout
+    assert "lars, lr 0.5, momentum 0.9, weight decay 0.0001, steps, batch" in result.stdout
+    kinds = {t.dtype for state in weights(folder).values() for t in state.values()}
+    assert kinds == {torch.float64, torch.int64}
+    assert not any(run["diverged"] for run in result_of(folder)["runs"])
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_data_comes_from_files(official, tmp_path):
+    official.mnist(tmp_path, train=40)
+    words = ["--depth", "2", "--width", "4", "--epochs", "1", "--batch-size", "20", "--norms", "bn"]
+    words += ["--seeds", "1", "--data", "mnist", "--out", str(tmp_path / "runs"), "--device", "cpu"]
+    for where in (["--folder", str(tmp_path)], None):
+        environment = {"ISONORM_DATA": str(tmp_path)} if where is None else {}
+        result = CliRunner(env=environment).invoke(app, ["compare", *words, *(where or [])])
+        assert result.exit_code == 0, result.output
+    for folder in (tmp_path / "runs").iterdir():
+        content = result_of(folder)
+        assert content["comparison"]["data"] == "mnist" and content["data"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--norms", "plain,batchnrm"], "called 'batchnrm': choose from plain, iternorm, dbn,"),
+        (
+            ["--norms", "groupnorm"],
+            "groupnorm does not fit this network: num_groups=32 does not divide",
+        ),
+        (["--data", "nmist"], "choose from digits, mnist, cifar10"),
+        (["--data", "mnist", "--folder", "nowhere"], "mnist was not found in"),
+        (["--model", "vgg_a", "--width", "0.1"], "vgg_a does not fit the 1 × 8 × 8 images"),
+        (["--model", "cifar_resnet20", "--depth", "8"], "has depth=20 by its name; leave depth"),
+        (["--width", "0"], "a hidden layer must be an integer of at least 1; got 0"),
+        (["--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["--device", "meta"], "device 'meta' cannot be used here"),
+        (["--precision", "int8"], "precision must be one of float32"),
+        (["--compile", "maybe"], "compile must be one of no, yes, graphs"),
+        (["--batch-size", "5000"], "between 1 and the 1347 images"),
+        (["--name", "../up"], "name is letters, digits"),
+        (["--resume", "nowhere"], "--resume goes on with a run as it was begun: leave out --out."),
+    ],
+)
+def test_wrong_words_are_answered_in_one_sentence(words, sentence, tmp_path):
+    result = compare(*words, "--out", str(tmp_path / "runs"))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("isonorm: ") and result.stderr.count("\n") == 1
+    assert sentence in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_place_that_cannot_be_written_is_answered_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    result = compare(*TINY, "--norms", "plain", "--out", str(tmp_path / "file"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"isonorm: cannot write to {tmp_path / 'file'}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_is_no_run_is_not_resumed_and_a_comparison_is_not_judged(whole, tmp_path):
+    answered = compare("--resume", str(tmp_path))
+    assert answered.exit_code == 2 and "is not the folder of a run" in answered.stderr
+    checked = CliRunner().invoke(app, ["check", str(whole[1])])
+    assert checked.exit_code == 0 and "there are no claims to judge" in checked.stdout

@@ -8,15 +8,21 @@ from isonorm.lab import figures
 
 
 def test_lines_are_means_and_bands_hold_every_seed(results):
-    loss, error = figures.curves(results, "title").axes
+    loss, error = figures.curves(results, "title", threshold=0.95).axes
     plain, iternorm, _ = loss.lines
     np.testing.assert_allclose(iternorm.get_ydata(), [1.1, 0.15, 0.02])
     np.testing.assert_allclose(plain.get_ydata(), [2.3, np.nan, np.nan])
     band = loss.collections[1].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (0.01, 1.2)
-    # The first line of this panel marks the target.
+    # The first line of this panel marks the threshold.
     np.testing.assert_allclose(error.lines[2].get_ydata(), [25, 5, 3])
     assert error.lines[0].get_ydata()[0] == pytest.approx(5)
+    assert [text.get_text() for text in error.texts] == ["95%\ncorrect"]
+
+
+def test_no_threshold_no_mark(results):
+    _, error = figures.curves(results, "title").axes
+    assert len(error.lines) == len(results) and not error.texts
 
 
 def test_legend_names_every_norm_and_tells_who_diverged(results):

@@ -6,9 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
-from isonorm.lab.progress import LineProgress, LiveProgress, Progress, Run, progress_on
+from isonorm.lab.progress import LineProgress, LiveProgress, Progress, progress_on
 
-RUNS = [Run("plain", 0), Run("iternorm", 0)]
+RUNS = ["plain, seed 0", "iternorm, seed 0"]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
 
 @pytest.mark.parametrize(("height", "shown"), [(30, 9), (5, 3)])
 def test_bars_of_the_past_make_room_on_a_small_terminal(make_result, height, shown):
-    runs = [Run("dbn", seed) for seed in range(9)]
+    runs = [f"dbn, seed {seed}" for seed in range(9)]
     console = terminal(width=100, height=height)
     with LiveProgress(console, epochs=[1] * 9) as progress:
         for run in runs:
@@ -74,4 +74,4 @@ def test_bars_of_the_past_make_room_on_a_small_terminal(make_result, height, sho
             progress.epoch(make_result([1.0], [0.5]).epochs[0])
             progress.finish(make_result([1.0], [0.5]))
         visible = [task.description for task in progress._bars.tasks if task.visible]
-    assert visible == ["[bold]all runs[/bold]", *map(str, runs[-shown:])]
+    assert visible == ["[bold]all runs[/bold]", *runs[-shown:]]

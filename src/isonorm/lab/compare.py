@@ -1,189 +1,166 @@
-"""The same network trained with several normalizations, several times each."""
+"""``isonorm compare``: the same network trained with several normalizations."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated, Any
 
-from torch import nn
+import typer
 
-from . import environment, figures, records
-from .data import DataSet, load
-from .devices import make_fabric
-from .models import MLP
-from .norms import PLAIN
-from .plan import Plan
-from .progress import Progress, Run
-from .streams import open_streams
-from .summary import TARGET_ACCURACY, Summary, summarize
-from .threads import torch_threads
-from .train import Result, seeded, train
+from . import run_files
+from .comparison import SCHEDULES, WEIGHT_NORMS, Comparison
+from .data import SOURCES
+from .data.sources import source_of
+from .devices import resolve_device
+from .experiment import Experiment
+from .machine import Machine
+from .norms import ALIASES
+from .options import (
+    Compile,
+    Device,
+    KeepWeights,
+    NoVerify,
+    Out,
+    Precision,
+    Resume,
+    Threads,
+    refuse_other_words,
+)
+from .output import fail
+from .perform import perform
+from .plan import OPTIMIZERS
 
-
-@dataclass(frozen=True)
-class Config:
-    """Everything that decides a comparison.
-
-    By default the MLP of IterNorm's Figure 3, at a learning rate from that figure with which the
-    plain network learns, too: larger ones show only that it cannot.
-    """
-
-    norms: tuple[str, ...] = (PLAIN, "batchnorm", "dbn", "iternorm")
-    data: str = "digits"
-    depth: int = 4
-    width: int = 100
-    epochs: int = 40
-    batch_size: int = 256
-    lr: float = 0.5
-    seeds: int = 3
-    device: str = "cpu"
-    threads: int = 1
-
-    @property
-    def runs(self) -> list[Run]:
-        """All norms with one seed, then with the next: a comparison cut short is still fair."""
-        return [Run(norm, seed) for seed in range(self.seeds) for norm in self.norms]
-
-    @property
-    def plan(self) -> Plan:
-        return Plan(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr)
-
-    @property
-    def command(self) -> str:
-        """The command line that repeats the comparison."""
-        options = {**asdict(self), "norms": ",".join(self.norms)}
-        words = ["isonorm", "compare"]
-        for name, value in options.items():
-            words += ["--" + name.replace("_", "-"), str(value)]
-        return shlex.join(words)
-
-    @property
-    def description(self) -> str:
-        """One line for captions."""
-        return (
-            f"{self.data}, {self.depth}-layer MLP of width {self.width}, SGD, "
-            f"lr {self.lr:g}, batch size {self.batch_size}, {_count(self.epochs, 'epoch')}"
-        )
+_DEFAULT, _PLAIN = Comparison(), Machine()
 
 
-@dataclass
-class Comparison:
-    """A comparison as far as it has come, and the folder that holds the same."""
-
-    config: Config
-    folder: Path
-    started: datetime
-    status: str = "running"  # then "finished" or "interrupted"; a killed process leaves "running"
-    results: dict[Run, Result] = field(default_factory=dict)
-
-    def by_norm(self) -> dict[str, Sequence[Result]]:
-        """The results of every norm that has any, in the order of the configuration."""
-        grouped: dict[str, list[Result]] = {norm: [] for norm in self.config.norms}
-        for run, result in self.results.items():
-            grouped[run.norm].append(result)
-        return {norm: results for norm, results in grouped.items() if results}
-
-    def summaries(self) -> list[Summary]:
-        return summarize(self.by_norm())
-
-    @property
-    def description(self) -> str:
-        """One line for captions, with the number of seeds there are results for."""
-        counts = sorted({len(results) for results in self.by_norm().values()})
-        fewer = f"{counts[0]} to " if len(counts) > 1 else ""
-        return f"{self.config.description}, {fewer}{_count(counts[-1], 'seed')}"
-
-
-def build(config: Config, data: DataSet, norm: str) -> nn.Module:
-    """The network under comparison with one of its normalizations."""
-    hidden = (config.width,) * (config.depth - 1)
-    return MLP(data.num_features, data.num_classes, hidden=hidden, norm=norm)
-
-
-def prepare(config: Config) -> DataSet:
-    """The data, once it is known that everything can be trained: each network meets one batch."""
-    data = load(config.data)
-    training, _ = open_streams(data, config.plan, seed=0, fabric=make_fabric(config.device))
-    batch, _ = next(iter(training))
-    for norm in config.norms:
-        try:
-            build(config, data, norm).to(batch.device)(batch)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{norm} does not fit this network: {error}") from error
-    return data
-
-
-def compare(config: Config, data: DataSet, out: Path, name: str, progress: Progress) -> Comparison:
-    """Train every run, its result on disk as soon as it is there; Ctrl-C keeps finished ones."""
-    started = datetime.now().astimezone()
-    folder = records.create_run_folder(out, name, started)
-    comparison = Comparison(config, folder, started)
-    fabric = make_fabric(config.device)
-    try:
-        with progress, torch_threads(config.threads):
-            for run in config.runs:
-                progress.start(run, config.epochs)
-                result = train(
-                    seeded(run.seed, lambda norm=run.norm: build(config, data, norm)),
-                    data,
-                    config.plan,
-                    seed=run.seed,
-                    fabric=fabric,
-                    on_epoch=progress.epoch,
-                )
-                comparison.results[run] = result
-                write(comparison)
-                progress.finish(result)
-        comparison.status = "finished"
-    except KeyboardInterrupt:
-        comparison.status = "interrupted"
-    if comparison.results:
-        write(comparison)
-        figure = figures.curves(comparison.by_norm(), comparison.description)
-        figures.save(figure, folder, "curves")
-    else:
-        folder.rmdir()
-    return comparison
-
-
-def write(comparison: Comparison) -> None:
-    """``result.json`` and ``curves.csv`` for all runs that have finished."""
-    config, results = comparison.config, comparison.results
-    content = {
-        "command": config.command,
-        "status": comparison.status,
-        "started": comparison.started.isoformat(timespec="seconds"),
-        "config": asdict(config),
-        "environment": environment.describe(config.device),
-        "target_accuracy": TARGET_ACCURACY,
-        "summary": [asdict(summary) for summary in comparison.summaries()],
-        "runs": [
-            {
-                "norm": run.norm,
-                "seed": run.seed,
-                "train_loss": result.train_loss,
-                "test_error": result.test_error,
-                "epochs_to_target": result.epochs_to(TARGET_ACCURACY),
-                "seconds_per_step": result.seconds_per_step,
-                "diverged": result.diverged,
-            }
-            for run, result in results.items()
-        ],
-    }
-    records.write_json(comparison.folder / "result.json", content)
-    records.write_csv(
-        comparison.folder / "curves.csv",
-        ["norm", "seed", "epoch", "train_loss", "test_error", "seconds"],
-        (
-            (*run, epoch.number, epoch.train_loss, epoch.test_error, epoch.seconds)
-            for run, result in results.items()
-            for epoch in result.epochs
+def compare(
+    context: typer.Context,
+    norms: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Normalizations, separated by commas: plain (none at all), names that 'isonorm "
+            "norms' lists, with options as in dbn:group_size=32, or normalizations of weights: "
+            + ", ".join(WEIGHT_NORMS)
+            + ". Short names: "
+            + ", ".join(f"{short} = {name}" for short, name in ALIASES.items())
+            + ".",
         ),
-    )
+    ] = ",".join(_DEFAULT.norms),
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Data set: {', '.join(SOURCES)}.")
+    ] = _DEFAULT.data,
+    folder: Annotated[
+        str,
+        typer.Option(metavar="FOLDER", envvar="ISONORM_DATA", help="Where the data's files are."),
+    ] = "data",
+    model: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Network: mlp, small_cnn, cifar_resnet20, vgg_e, …"),
+    ] = _DEFAULT.model,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Layers, where the network's name leaves them open; of the MLP, 4."
+        ),
+    ] = None,
+    width: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Neurons in each hidden layer of the MLP, 100; else a factor of channels."
+        ),
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Passes over the training set.")
+    ] = _DEFAULT.epochs,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images in a batch. An incomplete last batch is left out.")
+    ] = _DEFAULT.batch_size,
+    lr: Annotated[
+        float, typer.Option(min=0, help="Learning rate, the same for every normalization.")
+    ] = _DEFAULT.lr,
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}.")
+    ] = _DEFAULT.optimizer,
+    momentum: Annotated[float, typer.Option(min=0, help="Of sgd and lars.")] = _DEFAULT.momentum,
+    weight_decay: Annotated[
+        float, typer.Option(min=0, help="Of all parameters.")
+    ] = _DEFAULT.weight_decay,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"Of the learning rate: {', '.join(SCHEDULES)}. steps: a tenth after half of the "
+            "epochs, and again after three quarters.",
+        ),
+    ] = _DEFAULT.schedule,
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, help="Runs of each normalization: other initial weights and batches."),
+    ] = 3,
+    threshold: Annotated[
+        float,
+        typer.Option(metavar="ACCURACY", help="Test accuracy; the epochs to it are told."),
+    ] = _DEFAULT.threshold,
+    spread: Annotated[
+        str,
+        typer.Option(
+            metavar="mean|median",
+            help="Over seeds: mean ± standard deviation, or median and quartiles.",
+        ),
+    ] = _DEFAULT.spread,
+    device: Device = "auto",
+    precision: Precision = _PLAIN.precision,
+    compile: Compile = _PLAIN.compile,
+    threads: Threads = _PLAIN.threads,
+    keep_weights: KeepWeights = False,
+    no_verify: NoVerify = False,
+    out: Out = Path("runs"),
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run.")] = "compare",
+    resume: Resume = None,
+) -> None:
+    """Train the same network with several normalizations and compare them.
 
+    Ends with a table, and leaves result.json, curves.csv and a figure (PNG and SVG) in a folder of
+    the run's own. The defaults take about a minute on two CPU cores. Every result is on disk as
+    soon as it is there. Ctrl-C stops; --resume goes on, to the same weights and curves as if
+    nothing had happened.
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    Peak memory is the most that torch holds at once in training: on CUDA of all tensors, the data
+    set among them; on a CPU of one step that is measured apart, with the network's own tensors.
+    """
+    try:
+        if resume is not None:
+            refuse_other_words(context)
+            experiment = run_files.read(resume)
+            if experiment.comparison is None:
+                raise ValueError(
+                    f"{resume} is no comparison: isonorm run --resume {resume} goes on with it."
+                )
+        else:
+            source_of(data)
+            settings: dict[str, Any] = {
+                key: context.params[key] for key in Comparison.__dataclass_fields__
+            }
+            comparison = Comparison(**{**settings, "norms": tuple(norms.split(","))})
+            experiment = Experiment(
+                recipe=comparison.recipe(),
+                scale="full",
+                seeds=seeds,
+                data=folder,
+                machine=Machine(
+                    device=resolve_device(device),
+                    precision=precision,
+                    compile=compile,
+                    threads=threads,
+                ),
+                folder=out,  # until it has its own
+                started=datetime.now().astimezone(),
+                keep_weights=keep_weights,
+                verify=not no_verify,
+                comparison=comparison,
+            )
+    except ValueError as error:
+        fail(str(error), code=2)
+    perform(experiment, name=name if resume is None else None)

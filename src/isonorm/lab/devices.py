@@ -45,8 +45,8 @@ def make_fabric(
     >>> make_fabric("cpu", precision="float64").device
     device(type='cpu')
     """
-    _choose("precision", precision, tuple(PRECISIONS))
-    _choose("strategy", strategy, STRATEGIES)
+    choose("precision", precision, tuple(PRECISIONS))
+    choose("strategy", strategy, STRATEGIES)
     for name, value in (("devices", devices), ("nodes", nodes)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1; got {value}.")
@@ -72,6 +72,7 @@ def make_fabric(
         raise ValueError(f"cannot use {devices} × {device} here ({reason}).") from error
 
 
-def _choose(name: str, value: str, among: tuple[str, ...]) -> None:
+def choose(name: str, value: str, among: tuple[str, ...]) -> None:
+    """Refuses a value that is none of these."""
     if value not in among:
         raise ValueError(f"{name} must be one of {', '.join(among)}; got {value!r}.")

@@ -1,10 +1,10 @@
-"""A recipe being run: training after training, each result on disk as soon as it is there."""
+"""An experiment being run: training after training, each result on disk as soon as it is there."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from lightning_fabric import Fabric
 
 from . import checkpoints, figures, run_files
 from .claims import measure
+from .comparison import Comparison, count
 from .data import DataSet
 from .ingredients import build, read_data
 from .machine import Machine
@@ -49,7 +50,9 @@ class Trial(NamedTuple):
 
 @dataclass
 class Experiment:
-    """A run of a recipe as far as it has come, and the folder that holds the same."""
+    """A run of a recipe, or of a comparison, as far as it has come, and the folder that holds the
+    same.
+    """
 
     recipe: Recipe  # at the scale it is run at
     scale: str
@@ -63,6 +66,7 @@ class Experiment:
     keep_weights: bool = False
     verify: bool = True  # the checksums of the data's archives
     only: tuple[str, ...] = ()  # patterns of the configurations; none: all
+    comparison: Comparison | None = None  # where the recipe is no paper's
 
     def trials(self) -> Iterator[Trial]:
         """All trainings in order, with every configuration once before the next seed; the points
@@ -119,6 +123,18 @@ class Experiment:
             left += [configuration.plan.epochs] * open_
         return left
 
+    @property
+    def caption(self) -> str:
+        """One line for tables and figures: what is run, with as many seeds as have results."""
+        title = self.recipe.title
+        if self.comparison is None:
+            title = f"{self.recipe.name}: {title}"
+        counts = sorted({len(results) for results in self.by_configuration().values()})
+        if not counts:
+            return title
+        fewer = f"{counts[0]} to " if len(counts) > 1 else ""
+        return f"{title}, {fewer}{count(counts[-1], 'seed')}"
+
     def read_data(self) -> DataSet | ImageFolders:
         quick = self.scale == "quick"
         return read_data(self.recipe, self.data, quick=quick, verify=self.verify)
@@ -126,18 +142,16 @@ class Experiment:
     @property
     def command(self) -> str:
         """The command line that repeats the run."""
-        words = ["isonorm", "run", self.recipe.name, "--data", self.data, "--scale", self.scale]
+        if self.comparison is not None:
+            words = ["isonorm", *self.comparison.words(), "--folder", self.data]
+        else:
+            words = ["isonorm", "run", self.recipe.name, "--data", self.data]
+            words += ["--scale", self.scale]
         words += ["--seeds", str(self.seeds)]
         for pattern in self.only:
             words += ["--only", pattern]
         words += ["--keep-weights"] * self.keep_weights + ["--no-verify"] * (not self.verify)
-        plain = Machine()
-        for name, value in asdict(self.machine).items():
-            if value == getattr(plain, name) and name != "device":
-                continue
-            option = "--" + name.replace("_", "-")
-            words += [option] if value is True else [option, str(value)]
-        return shlex.join(words)
+        return shlex.join([*words, *self.machine.words()])
 
 
 def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Experiment:
@@ -170,6 +184,7 @@ def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Exper
                     compile_mode=machine.compile_mode,
                     checkpoint=checkpoint,
                     seconds_between_checkpoints=SECONDS_BETWEEN_CHECKPOINTS,
+                    measure_memory=experiment.comparison is not None,
                     on_epoch=progress.epoch,
                 )
                 experiment.results[trial] = result
@@ -184,6 +199,13 @@ def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Exper
         experiment.status = "interrupted"
     run_files.write(experiment, fabric)
     if experiment.by_configuration() and fabric.is_global_zero:
-        figure = figures.curves(experiment.by_configuration(), f"{recipe.name}: {recipe.title}")
-        figures.save(figure, folder, "curves")
+        draw(experiment)
     return experiment
+
+
+def draw(experiment: Experiment) -> None:
+    """The curves as figures, in the run's folder."""
+    figure = figures.curves(
+        experiment.by_configuration(), experiment.caption, threshold=experiment.recipe.threshold
+    )
+    figures.save(figure, experiment.folder, "curves")

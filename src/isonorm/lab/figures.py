@@ -15,12 +15,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from ..analysis.plots.style import STYLE, looks
 from . import records
-from .summary import TARGET_ACCURACY
 from .train import Epoch, Result
 
 
-def curves(results: dict[str, Sequence[Result]], title: str) -> Figure:
-    """Train loss and test error against epochs.
+def curves(
+    results: dict[str, Sequence[Result]], title: str, *, threshold: float | None = None
+) -> Figure:
+    """Train loss and test error against epochs; a line marks the test accuracy ``threshold``.
 
     A line is the mean over seeds, and its band holds all of them. Where a seed diverges the mean
     ends, and the legend says so.
@@ -36,7 +37,8 @@ def curves(results: dict[str, Sequence[Result]], title: str) -> Figure:
         loss_axes, error_axes = figure.subplots(1, 2, sharex=True)
         _dress(loss_axes, "Train loss", "{:g}")
         _dress(error_axes, "Test error", "{:g}%")
-        _mark_target(error_axes)
+        if threshold is not None and threshold < 1:
+            _mark(error_axes, threshold)
         for seeds, look in zip(results.values(), looks(list(results)), strict=True):
             _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, *look)
             _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, *look)
@@ -79,11 +81,11 @@ def _dress(axes: Axes, title: str, numbers: str) -> None:
     )
 
 
-def _mark_target(axes: Axes) -> None:
-    error = 100 * (1 - TARGET_ACCURACY)
+def _mark(axes: Axes, threshold: float) -> None:
+    error = 100 * (1 - threshold)
     axes.axhline(error, color="0.45", linewidth=0.7, zorder=1)
     axes.annotate(
-        f"{TARGET_ACCURACY:.0%}\ncorrect",
+        f"{100 * threshold:g}%\ncorrect",
         xy=(1, error),
         xycoords=("axes fraction", "data"),
         xytext=(3, 0),

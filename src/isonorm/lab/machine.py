@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from lightning_fabric import Fabric
 from torch import nn
 
 from ..surgery import convert_sync
-from .devices import make_fabric
+from .devices import choose, make_fabric
 
 #: How networks are compiled: not at all, by torch.compile, or by it into CUDA graphs.
 COMPILE_MODES = {"no": None, "yes": "default", "graphs": "reduce-overhead"}
@@ -31,10 +31,16 @@ class Machine:
     threads: int = 1  # of torch on a CPU
 
     def __post_init__(self) -> None:
-        if self.compile not in COMPILE_MODES:
-            raise ValueError(
-                f"compile must be one of {', '.join(COMPILE_MODES)}; got {self.compile!r}."
-            )
+        choose("compile", self.compile, tuple(COMPILE_MODES))
+
+    def words(self) -> list[str]:
+        """The options of a command line that say the same: the device, and what is not plain."""
+        words, plain = [], Machine()
+        for name, value in asdict(self).items():
+            if name == "device" or value != getattr(plain, name):
+                option = "--" + name.replace("_", "-")
+                words += [option] if value is True else [option, str(value)]
+        return words
 
     @property
     def compile_mode(self) -> str | None:

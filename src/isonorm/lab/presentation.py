@@ -1,4 +1,4 @@
-"""What the commands around recipes print."""
+"""What the commands print: tables of recipes and results, verdicts, and a recipe in words."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from . import cost
-from .claims import PERCENT, judge, measure
+from .claims import MEASURES, PERCENT, in_words, judge, measure
 from .experiment import Experiment
 from .output import say
 from .recipe import Recipe
-from .summary import Estimate
+from .summary import Column
 
 _SHOWN = ("train_loss", "train_error", "test_error", "test_top5_error")
 
@@ -37,29 +37,55 @@ def recipes_table(recipes: Iterable[Recipe]) -> Table:
 
 
 def results_table(experiment: Experiment) -> Table:
-    """Each configuration's numbers beside the paper's."""
+    """Each configuration's numbers over seeds; beside the paper's, where it gives any."""
     recipe, found = experiment.recipe, experiment.by_configuration()
     quartiles = recipe.spread == "median"
+    several = any(len(results) > 1 for results in found.values())
     kind = "median and quartiles" if quartiles else "mean ± standard deviation"
-    table = Table(caption=f"{recipe.name}: {recipe.title}; {kind}", caption_justify="left")
-    table.add_column("configuration", style="bold")
-    table.add_column("chosen")
-    for name in (*_SHOWN, "paper"):
-        table.add_column(_heading(name), justify="right")
+    caption = f"{experiment.caption}; {kind}" if several else experiment.caption
+    table = Table(caption=caption, caption_justify="left")
+    searched = any(c.search for c in recipe.configurations)
+    in_paper = any(c.paper for c in recipe.configurations)
+    columns = _columns(experiment)
+    table.add_column("norm" if experiment.comparison else "configuration", style="bold")
+    if searched:
+        table.add_column("chosen")
+    for heading in [column.heading for column in columns] + ["paper"] * in_paper:
+        table.add_column(heading, justify="right")
     for name, results in found.items():
         configuration = recipe[name]
-        point = experiment.chosen_point(configuration)
-        search = configuration.search
-        cells = [
-            Estimate.over(
-                None if result.diverged else measure(key, result) * _unit(key) for result in results
-            ).text(2 if key in PERCENT else 4, missing="diverged", quartiles=quartiles)
-            for key in _SHOWN
-        ]
-        chosen = search.label(point) if search and point is not None else ""
-        paper = ", ".join(f"{value:g}" for value in configuration.paper.values())
-        table.add_row(name, chosen, *cells, paper)
+        point, search = experiment.chosen_point(configuration), configuration.search
+        cells = [column.cell(results, quartiles=quartiles) for column in columns]
+        if searched:
+            cells.insert(0, search.label(point) if search and point is not None else "")
+        if in_paper:
+            cells.append(", ".join(f"{value:g}" for value in configuration.paper.values()))
+        table.add_row(name, *cells)
     return table
+
+
+def _columns(experiment: Experiment) -> list[Column]:
+    threshold = experiment.recipe.threshold
+    if experiment.comparison is None or threshold is None:
+        return [_column(name) for name in _SHOWN]
+    return [
+        _column("train_loss"),
+        _column("test_error"),
+        Column(
+            f"epochs to {100 * threshold:g}%",
+            lambda result: result.epochs_to(threshold),
+            1,
+            missing="not reached",
+        ),
+        Column("ms per step", lambda result: result.seconds_per_step, 2, unit=1e-3),
+        Column("peak MB", lambda result: MEASURES["peak_bytes"](result), 2, unit=1e6, missing="–"),
+    ]
+
+
+def _column(name: str) -> Column:
+    percent = name in PERCENT
+    decimals, unit = (2, 0.01) if percent else (4, 1.0)
+    return Column(in_words(name), lambda result: measure(name, result), decimals, unit)
 
 
 def print_verdicts(console: Console, experiment: Experiment) -> None:
@@ -110,12 +136,4 @@ def _papers_numbers(recipe: Recipe) -> str:
     if not found:
         return "curves"
     numbers = [number for _, number in found]
-    return f"{_heading(found[0][0])}: {min(numbers):g} to {max(numbers):g}"
-
-
-def _heading(measure_: str) -> str:
-    return measure_.replace("_", " ") + ", %" * (measure_ in PERCENT)
-
-
-def _unit(key: str) -> float:
-    return 100.0 if key in PERCENT else 1.0
+    return f"{in_words(found[0][0])}: {min(numbers):g} to {max(numbers):g}"

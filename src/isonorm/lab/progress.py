@@ -1,11 +1,11 @@
-"""Progress of a comparison: live bars on a terminal, plain lines in a file or a CI log."""
+"""Progress of trainings: live bars on a terminal, plain lines in a file or a CI log."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,22 +15,12 @@ from rich.progress import Progress as RichProgress
 from .train import Epoch, Result
 
 
-class Run(NamedTuple):
-    """One training of a comparison."""
-
-    norm: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.norm}, seed {self.seed}"
-
-
 class Progress(Protocol):
     """Told what happens, shows it. Used as a context manager around all runs."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
-    def start(self, run: object, epochs: int) -> None: ...
+    def start(self, run: str, epochs: int) -> None: ...
     def epoch(self, epoch: Epoch) -> None: ...
     def finish(self, result: Result) -> None: ...
 
@@ -67,14 +57,14 @@ class LiveProgress:
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
 
-    def start(self, run: object, epochs: int) -> None:
+    def start(self, run: str, epochs: int) -> None:
         self._epochs, self._shown = epochs, 0
         lines_besides_finished = 3  # this run's, that of all runs, and the cursor's
         while (
             self._finished and len(self._finished) + lines_besides_finished > self._console.height
         ):
             self._bars.update(self._finished.popleft(), visible=False)
-        self._current = self._bars.add_task(escape(str(run)), total=epochs, standing="")
+        self._current = self._bars.add_task(escape(run), total=epochs, standing="")
 
     def epoch(self, epoch: Epoch) -> None:
         self._shown += 1
@@ -107,7 +97,7 @@ class LineProgress:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def start(self, run: object, epochs: int) -> None:
+    def start(self, run: str, epochs: int) -> None:
         self._number, self._epochs = self._number + 1, epochs
         self._prefix = f"[{self._number:>{len(str(self._total))}}/{self._total}] {run}:"
         self._began = self._last_sign = monotonic()

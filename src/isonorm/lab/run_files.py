@@ -1,4 +1,4 @@
-"""The folder of a recipe's run: written after each training, read to go on or to judge."""
+"""The folder of a run: written after each training, read to go on or to judge."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 
 from . import environment, records
 from .claims import MEASURES, judge, measure
+from .comparison import Comparison
 from .machine import Machine
 from .recipe import Recipe
 from .recipes import find_recipe
@@ -58,6 +59,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
         "keep_weights": experiment.keep_weights,
         "verify": experiment.verify,
         "only": experiment.only,
+        "comparison": experiment.comparison and asdict(experiment.comparison),
         "status": experiment.status,
         "started": experiment.started.isoformat(timespec="seconds"),
         "machine": asdict(experiment.machine),
@@ -69,6 +71,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
                 "configuration": name,
                 "setting": _setting(experiment, name),
                 **{key: asdict(_estimate(key, results)) for key in MEASURES},
+                **_epochs_to_threshold(recipe, results),
                 "paper": dict(recipe[name].paper),
             }
             for name, results in found.items()
@@ -103,9 +106,11 @@ def read(folder: Path) -> Experiment:
         name, scale = content["recipe"], content["scale"]
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{folder} is not the folder of a run: there is no {RESULT} of 'isonorm run' in it."
+            f"{folder} is not the folder of a run: there is no {RESULT} of 'isonorm run' or "
+            "'isonorm compare' in it."
         ) from error
-    recipe = find_recipe(name).only(content["only"])
+    comparison = content["comparison"] and Comparison(**content["comparison"])
+    recipe = comparison.recipe() if comparison else find_recipe(name).only(content["only"])
     recipe = recipe.shrunk() if scale == "quick" else recipe
     if definition(recipe) != content["configurations"]:
         raise ValueError(
@@ -137,6 +142,7 @@ def read(folder: Path) -> Experiment:
         keep_weights=content["keep_weights"],
         verify=content["verify"],
         only=tuple(content["only"]),
+        comparison=comparison,
     )
 
 
@@ -144,6 +150,14 @@ def _estimate(key: str, results: Sequence[Result]) -> Estimate:
     """Over the seeds that did not diverge and have the number."""
     values = [measure(key, result) for result in results]
     return Estimate.over(value if math.isfinite(value) else None for value in values)
+
+
+def _epochs_to_threshold(recipe: Recipe, results: Sequence[Result]) -> dict[str, Any]:
+    """Where the recipe has a threshold."""
+    if recipe.threshold is None:
+        return {}
+    epochs = Estimate.over(result.epochs_to(recipe.threshold) for result in results)
+    return {"threshold": recipe.threshold, "epochs_to_threshold": asdict(epochs)}
 
 
 def _setting(experiment: Experiment, name: str) -> str:

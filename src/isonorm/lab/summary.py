@@ -1,16 +1,13 @@
-"""Several seeds as one line of a table: mean ± standard deviation."""
+"""Several seeds as one cell of a table: mean ± standard deviation, or median and quartiles."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, quantiles, stdev
 
-from rich.table import Table
-
 from .train import Result
-
-TARGET_ACCURACY = 0.95
 
 
 @dataclass(frozen=True)
@@ -62,63 +59,22 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What the seeds of one normalization have in common."""
+class Column:
+    """A number of a training, and how a table shows it over seeds."""
 
-    norm: str
-    train_loss: Estimate
-    test_error: Estimate
-    epochs_to_target: Estimate
-    seconds_per_step: Estimate
+    heading: str
+    of: Callable[[Result], float | None]  # None: it has none, which ``missing`` says
+    decimals: int
+    unit: float = 1.0  # what it is divided by
+    missing: str = "diverged"
 
-
-def summarize(results: dict[str, Sequence[Result]]) -> list[Summary]:
-    """One summary for each normalization, from the results of its seeds."""
-
-    def over(ask: Callable[[Result], float | None], seeds: Sequence[Result]) -> Estimate:
-        return Estimate.over(map(ask, seeds))
-
-    return [
-        Summary(
-            norm,
-            train_loss=over(lambda result: result.train_loss, seeds),
-            test_error=over(lambda result: result.test_error, seeds),
-            epochs_to_target=over(lambda result: result.epochs_to(TARGET_ACCURACY), seeds),
-            seconds_per_step=over(lambda result: result.seconds_per_step, seeds),
+    def cell(self, results: Iterable[Result], *, quartiles: bool) -> str:
+        values = [self.of(result) for result in results]
+        shown = Estimate.over(
+            None if value is None or not math.isfinite(value) else value / self.unit
+            for value in values
         )
-        for norm, seeds in results.items()
-    ]
-
-
-def table(summaries: Sequence[Summary], description: str) -> Table:
-    """The summaries as a rich table, in familiar units."""
-    spread = any(row.train_loss.total > 1 for row in summaries)
-    caption = f"{description}; mean ± standard deviation" if spread else description
-    table = Table(caption=caption, caption_justify="left")
-    table.add_column("norm", style="bold", no_wrap=True)
-    for heading in (
-        "train loss",
-        "test error, %",
-        f"epochs to {TARGET_ACCURACY:.0%}",
-        "ms per step",
-    ):
-        table.add_column(heading, justify="right")
-    for row in summaries:
-        table.add_row(
-            row.norm,
-            row.train_loss.text(4, missing="diverged"),
-            _scaled(row.test_error, 100).text(2, missing="diverged"),
-            row.epochs_to_target.text(1, missing="not reached"),
-            _scaled(row.seconds_per_step, 1000).text(2, missing="–"),
-        )
-    return table
-
-
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    def scale(value: float | None) -> float | None:
-        return None if value is None else value * factor
-
-    return Estimate(scale(estimate.mean), scale(estimate.spread), estimate.count, estimate.total)
+        return shown.text(self.decimals, self.missing, quartiles=quartiles)
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:

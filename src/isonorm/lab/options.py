@@ -1,0 +1,49 @@
+"""Options that ``isonorm run`` and ``isonorm compare`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .devices import PRECISIONS
+from .machine import COMPILE_MODES
+
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …; auto prefers cuda.")
+]
+Precision = Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(PRECISIONS)}.")]
+Compile = Annotated[
+    str,
+    typer.Option(
+        metavar="WORD",
+        help=f"{', '.join(COMPILE_MODES)}: torch.compile, or with CUDA graphs, too.",
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option(min=1, help="Threads for torch on a CPU. Small networks are fastest with one."),
+]
+KeepWeights = Annotated[
+    bool, typer.Option("--keep-weights", help="Keep each training's final weights.")
+]
+NoVerify = Annotated[
+    bool, typer.Option("--no-verify", help="Take data whose checksum is not the published one.")
+]
+Out = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Where the run's own folder, TIME-NAME, is made.")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="Go on with the run in this folder, as it was begun."),
+]
+
+
+def refuse_other_words(context: typer.Context) -> None:
+    """A run goes on as it was begun: what else is on the command line would be ignored."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in ("resume", "recipe") and source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"--resume goes on with a run as it was begun: leave out {option}.")
