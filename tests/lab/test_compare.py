@@ -20,7 +20,7 @@ from isonorm.lab import records
 from isonorm.lab.cli import app
 
 TINY = ["--depth", "2", "--width", "8", "--epochs", "2", "--batch-size", "400", "--device", "cpu"]
-NORMS = ["plain", "batchnorm", "dbn:group_size=4", "equinorm"]
+NORMS = ["plain", "equinorm", "dbn:group_size=4", "batchnorm"]
 CLOCKS = {"seconds", "test_seconds"}
 
 
@@ -43,7 +43,7 @@ def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def tiny_words(out: Path) -> list[str]:
     """Eight trainings of two epochs."""
-    norms = "none,bn,dbn:group_size=4,equinorm"
+    norms = "none,equinorm,dbn:group_size=4,bn"
     return [*TINY, "--norms", norms, "--seeds", "2", "--keep-weights", "--out", str(out)]
 
 
@@ -69,9 +69,9 @@ def test_it_says_what_it_found_in_plain_lines(whole):
     lines = result.output.splitlines()
     assert [line.split(":")[0] for line in lines[:5]] == [
         "[1/8] plain, seed 0",
-        "[2/8] batchnorm, seed 0",
+        "[2/8] equinorm, seed 0",
         "[3/8] dbn",
-        "[4/8] equinorm, seed 0",
+        "[4/8] batchnorm, seed 0",
         "[5/8] plain, seed 1",
     ]
     rows = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
@@ -162,7 +162,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights_and_curves(whole, tmp_
     ]
     resumed = compare("--resume", str(folder))
     assert resumed.exit_code == 0, resumed.output
-    assert resumed.output.startswith("[1/3] batchnorm, seed 1: ")
+    assert resumed.output.startswith("[1/3] equinorm, seed 1: ")
     assert result_of(folder)["status"] == "finished" and not list(folder.glob("*checkpoint*"))
     assert curves(folder) == curves(whole[1])
     torch.testing.assert_close(weights(folder), weights(whole[1]), rtol=0, atol=0)

@@ -8,10 +8,11 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from isonorm import EquiConv2d, EquiLinear
-from isonorm.lab.comparison import SCHEDULES, Comparison, check_fit
-from isonorm.lab.convolutions import CONVOLUTIONS, LINEARS
+from isonorm.lab.comparison import SCHEDULES, WEIGHT_NORMS, Comparison, check_fit
+from isonorm.lab.convolutions import CONVOLUTIONS, LINEARS, PARAMETRIZATIONS
 from isonorm.lab.models import MLP
 from isonorm.lab.train import seeded
 
@@ -52,7 +53,11 @@ def test_depth_and_width_are_those_of_the_network():
     assert "cifar_resnet depth 8 width 0.25" in resnet.recipe().title
 
 
-@pytest.mark.parametrize("name", LINEARS)
+def test_every_convolution_has_its_linear_layer():
+    assert list(CONVOLUTIONS) == list(LINEARS) == ["plain", *WEIGHT_NORMS]
+
+
+@pytest.mark.parametrize("name", ["equinorm", "equinorm-quarter"])
 def test_the_mlp_takes_linear_layers_in_equilibrium_with_the_initial_weights_of_others(name):
     comparison = replace(SMALL, norms=("plain", name), depth=3, width=20)
     plain, other = built(comparison, "plain"), built(comparison, name)
@@ -65,15 +70,33 @@ def test_the_mlp_takes_linear_layers_in_equilibrium_with_the_initial_weights_of_
         assert torch.equal(ours.abs(), theirs.abs())  # signs may have been balanced
 
 
-@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name != "plain"])
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+def test_the_mlp_takes_parametrized_weights(name):
+    comparison = replace(SMALL, norms=("plain", name), depth=3, width=20)
+    plain, other = built(comparison, "plain"), built(comparison, name)
+    assert parametrize.is_parametrized(other.linear1) and type(other.fc) is nn.Linear
+    assert torch.equal(other.fc.weight, plain.fc.weight)
+    gram = other.linear1.weight @ other.linear1.weight.T
+    if name == "weightnorm":
+        torch.testing.assert_close(other.linear2.weight, plain.linear2.weight)
+    if name == "centered-weightnorm":
+        torch.testing.assert_close(other.linear1.weight.sum(1), torch.zeros(20), rtol=0, atol=1e-5)
+    if name == "orthogonal":
+        torch.testing.assert_close(gram, torch.eye(20), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WEIGHT_NORMS)
 def test_convolutions_and_the_hidden_layer_behind_them_take_normalized_weights(name):
     comparison = Comparison(norms=(name,), model="vgg_a", width=0.1)
     network = built(comparison, name, (3, 32, 32))
     convolutions = [m for n, m in network.named_children() if n.startswith("conv")]
     assert len(convolutions) == 8 and not any(type(m) is nn.Conv2d for m in convolutions)
-    if name in LINEARS:
+    hidden = network.linear9
+    if name in PARAMETRIZATIONS:
+        assert all(map(parametrize.is_parametrized, [*convolutions, hidden]))
+    else:
         assert all(isinstance(m, EquiConv2d) for m in convolutions)
-        assert isinstance(network.linear9, EquiLinear)
+        assert isinstance(hidden, EquiLinear)
     assert type(network.fc) is nn.Linear
 
 

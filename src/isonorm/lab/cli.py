@@ -14,6 +14,7 @@ try:
     from ..registry import REGISTRY
     from .analyze import analyze
     from .compare import compare
+    from .comparison import WEIGHT_NORMS
     from .data import listing, load
     from .output import console_for_results, fail
     from .reproduce import check, recipes, run
@@ -44,7 +45,8 @@ def norms(
     names = list_norms(pattern)
     if not names:
         fail(f"no name matches {pattern!r}: there are {', '.join(list_norms())}.", code=2)
-    table = Table()
+    caption = f"'isonorm compare' also takes normalized weights: {', '.join(WEIGHT_NORMS)}."
+    table = Table(caption=caption, caption_justify="left")
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("paper")
     for name in names:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import run_files
+from . import options, run_files
 from .comparison import SCHEDULES, WEIGHT_NORMS, Comparison
 from .data import SOURCES
 from .data.sources import source_of
@@ -16,17 +16,6 @@ from .devices import resolve_device
 from .experiment import Experiment
 from .machine import Machine
 from .norms import ALIASES
-from .options import (
-    Compile,
-    Device,
-    KeepWeights,
-    NoVerify,
-    Out,
-    Precision,
-    Resume,
-    Threads,
-    refuse_other_words,
-)
 from .output import fail
 from .perform import perform
 from .plan import OPTIMIZERS
@@ -110,15 +99,15 @@ def compare(
             help="Over seeds: mean ± standard deviation, or median and quartiles.",
         ),
     ] = _DEFAULT.spread,
-    device: Device = "auto",
-    precision: Precision = _PLAIN.precision,
-    compile: Compile = _PLAIN.compile,
-    threads: Threads = _PLAIN.threads,
-    keep_weights: KeepWeights = False,
-    no_verify: NoVerify = False,
-    out: Out = Path("runs"),
+    device: options.Device = "auto",
+    precision: options.Precision = _PLAIN.precision,
+    compile: options.Compile = _PLAIN.compile,
+    threads: options.Threads = _PLAIN.threads,
+    keep_weights: options.KeepWeights = False,
+    no_verify: options.NoVerify = False,
+    out: options.Out = Path("runs"),
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run.")] = "compare",
-    resume: Resume = None,
+    resume: options.Resume = None,
 ) -> None:
     """Train the same network with several normalizations and compare them.
 
@@ -132,7 +121,7 @@ def compare(
     """
     try:
         if resume is not None:
-            refuse_other_words(context)
+            options.refuse_other_words(context)
             experiment = run_files.read(resume)
             if experiment.comparison is None:
                 raise ValueError(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..weights import EquiConv2d, EquiLinear
+from ..weights import EquiConv2d, EquiLinear, centered_weight_norm, orthogonal, weight_norm
 from ..weights.equilibrium import balance_signs_
 from .models import he_conv
 from .models.parts import ConvFactory, LinearFactory
+
+#: Puts a parametrization on a layer's weight, and returns the layer.
+Parametrization = Callable[[nn.Module], nn.Module]
 
 
 def equi_conv(
@@ -59,14 +64,31 @@ def equi_linear(
     return layer
 
 
+def parametrized(
+    put: Parametrization, make: Callable[..., nn.Module], *sizes: int, **options: Any
+) -> nn.Module:
+    """A layer that begins with the weights of a plain one, normalized by a parametrization."""
+    return put(make(*sizes, **options))
+
+
+#: Parametrizations of isonorm.weights that need no norm and no other activation beside them.
+PARAMETRIZATIONS: dict[str, Parametrization] = {
+    "weightnorm": weight_norm,
+    "centered-weightnorm": centered_weight_norm,
+    "orthogonal": orthogonal,
+}
+
 CONVOLUTIONS: dict[str, ConvFactory] = {
     "plain": he_conv,
     "equinorm": equi_conv,
     "equinorm-quarter": partial(equi_conv, statistics_fraction=0.25),
+    **{name: partial(parametrized, put, he_conv) for name, put in PARAMETRIZATIONS.items()},
 }
 
-#: The linear layers that belong to these convolutions, as far as there are any.
+#: The linear layers that belong to these convolutions.
 LINEARS: dict[str, LinearFactory] = {
+    "plain": nn.Linear,
     "equinorm": equi_linear,
     "equinorm-quarter": partial(equi_linear, statistics_fraction=0.25),
+    **{name: partial(parametrized, put, nn.Linear) for name, put in PARAMETRIZATIONS.items()},
 }

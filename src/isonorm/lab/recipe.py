@@ -71,13 +71,9 @@ class Configuration:
             "in_channels": channels,
         }
         if self.conv != "plain":
-            asked["conv"] = CONVOLUTIONS[self.conv]
-            if self.conv in LINEARS:
-                asked["linear"] = LINEARS[self.conv]
+            asked |= {"conv": CONVOLUTIONS[self.conv], "linear": LINEARS[self.conv]}
         known = options_of(entry.network)
         given = {key: asked[key] for key in asked if key in known and key not in entry.fixed}
-        if self.conv != "plain" and not {"conv", "linear"} & set(given):
-            raise ValueError(f"{self.conv} normalizes convolutions, and {self.model} has none.")
         return create_model(self.model, norm=self.norm, **given, **self.options)
 
 

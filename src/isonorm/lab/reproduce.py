@@ -9,21 +9,10 @@ from typing import Annotated
 
 import typer
 
-from . import run_files
+from . import options, run_files
 from .devices import STRATEGIES, resolve_device
 from .experiment import Experiment
 from .machine import Machine
-from .options import (
-    Compile,
-    Device,
-    KeepWeights,
-    NoVerify,
-    Out,
-    Precision,
-    Resume,
-    Threads,
-    refuse_other_words,
-)
 from .output import console_for_results, fail, say
 from .perform import perform
 from .presentation import print_recipe, print_verdicts, recipes_table
@@ -70,7 +59,7 @@ def run(
     seeds: Annotated[
         int, typer.Option(min=0, help="Runs of each configuration; 0: as many as the paper's.")
     ] = 0,
-    device: Device = "auto",
+    device: options.Device = "auto",
     devices: Annotated[
         int, typer.Option(min=1, help="Processes on this node, each with its share of a batch.")
     ] = _PLAIN.devices,
@@ -80,19 +69,19 @@ def run(
     strategy: Annotated[
         str, typer.Option(metavar="NAME", help=f"Of several processes: {', '.join(STRATEGIES)}.")
     ] = _PLAIN.strategy,
-    precision: Precision = _PLAIN.precision,
-    compile: Compile = _PLAIN.compile,
+    precision: options.Precision = _PLAIN.precision,
+    compile: options.Compile = _PLAIN.compile,
     sync_statistics: Annotated[
         bool,
         typer.Option(
             "--sync-statistics", help="Norms see the whole batch, not a process's share of it."
         ),
     ] = False,
-    threads: Threads = _PLAIN.threads,
-    keep_weights: KeepWeights = False,
-    no_verify: NoVerify = False,
-    out: Out = Path("runs"),
-    resume: Resume = None,
+    threads: options.Threads = _PLAIN.threads,
+    keep_weights: options.KeepWeights = False,
+    no_verify: options.NoVerify = False,
+    out: options.Out = Path("runs"),
+    resume: options.Resume = None,
 ) -> None:
     """Run a figure or a table of a paper, and compare the outcome with what the paper claims.
 
@@ -101,7 +90,7 @@ def run(
     """
     try:
         if resume is not None:
-            refuse_other_words(context)
+            options.refuse_other_words(context)
             experiment = run_files.read(resume)
             if recipe not in ("", experiment.recipe.name):
                 raise ValueError(f"{resume} is a run of {experiment.recipe.name}, not of {recipe}.")

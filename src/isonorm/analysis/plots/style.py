@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import cycle
 from typing import Any, ParamSpec
 
 import matplotlib
@@ -46,6 +47,7 @@ _LOOKS = {
     "batchnorm": ("#E69F00", _DASHED),
     "dbn": ("#009E73", _DASHDOT),
     "iternorm": ("#0072B2", _SOLID),
+    "equinorm": ("#D55E00", _SOLID),
 }
 _OTHER_COLOURS = ("#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _OTHER_DASHES = (_SOLID, _DASHED, _DASHDOT, _DOTTED)
@@ -56,12 +58,11 @@ ACCENT = "#D55E00"
 
 def looks(norms: Sequence[str]) -> list[tuple[str, Any]]:
     """Colour and dashes of each norm: its own, or the next free ones."""
-    others = [norm for norm in norms if norm not in _LOOKS]
-    free = {
-        norm: (_OTHER_COLOURS[i % len(_OTHER_COLOURS)], _OTHER_DASHES[i % len(_OTHER_DASHES)])
-        for i, norm in enumerate(others)
-    }
-    return [(_LOOKS | free)[norm] for norm in norms]
+    taken = [_LOOKS[norm] for norm in norms if norm in _LOOKS]
+    colours, dashes = _OTHER_COLOURS * len(_OTHER_DASHES), _OTHER_DASHES * len(_OTHER_COLOURS)
+    every = zip(colours, dashes, strict=True)
+    free = cycle([look for look in every if look not in taken])
+    return [_LOOKS[norm] if norm in _LOOKS else next(free) for norm in norms]
 
 
 def ramp(count: int) -> list[str]:
