@@ -258,7 +258,7 @@ def test_convolutions_other_plans_and_precisions(tmp_path):
     assert result.exit_code == 0, result.output
     (folder,) = tmp_path.iterdir()
     assert "epochs to 20%" in result.stdout
-    assert "lars, lr 0.5, momentum 0.9, weight decay 0.0001, steps, batch" in result.stdout
+    assert "LARS, lr 0.5, momentum 0.9, weight decay 0.0001, steps, batch" in result.stdout
     kinds = {t.dtype for state in weights(folder).values() for t in state.values()}
     assert kinds == {torch.float64, torch.int64}
     assert not any(run["diverged"] for run in result_of(folder)["runs"])

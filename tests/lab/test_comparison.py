@@ -100,6 +100,15 @@ def test_convolutions_and_the_hidden_layer_behind_them_take_normalized_weights(n
     assert type(network.fc) is nn.Linear
 
 
+@pytest.mark.parametrize("name", WEIGHT_NORMS)
+def test_convolutions_begin_with_the_weights_of_plain_ones(name):
+    comparison = Comparison(norms=("plain", name), model="small_cnn", width=0.2)
+    plain, other = built(comparison, "plain"), built(comparison, name)
+    assert torch.equal(other.fc.weight, plain.fc.weight)
+    if name not in ("centered-weightnorm", "orthogonal"):
+        torch.testing.assert_close(other.conv2.weight, plain.conv2.weight)
+
+
 def test_schedules_end_with_the_training():
     for name in SCHEDULES:
         schedule = Comparison(schedule=name, epochs=12).plan.schedule

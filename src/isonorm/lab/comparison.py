@@ -44,7 +44,7 @@ class Comparison:
     plain network learns, too: larger ones show only that it cannot.
 
     >>> Comparison(norms=("plain", "dbn"), epochs=10).recipe().title
-    'digits, 4-layer MLP of width 100, sgd, lr 0.5, batch size 256, 10 epochs'
+    'digits, 4-layer MLP of width 100, SGD, lr 0.5, batch size 256, 10 epochs'
     """
 
     norms: tuple[str, ...] = (PLAIN, "batchnorm", "dbn", "iternorm", "equinorm")
@@ -145,7 +145,8 @@ class Comparison:
             network = f"{layers}-layer MLP" + (
                 f" of width {self._hidden[0]}" if self._hidden else ""
             )
-        words = [self.data, network, self.optimizer, f"lr {self.lr:g}"]
+        optimizer = "Adam" if self.optimizer == "adam" else self.optimizer.upper()
+        words = [self.data, network, optimizer, f"lr {self.lr:g}"]
         words += [f"momentum {self.momentum:g}"] * (self.momentum > 0)
         words += [f"weight decay {self.weight_decay:g}"] * (self.weight_decay > 0)
         words += [self.schedule] * (self.schedule != "constant")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..weights import EquiConv2d, EquiLinear, centered_weight_norm, orthogonal, weight_norm
+from ..weights import centered_weight_norm, equinorm_from_pair, orthogonal, weight_norm
 from ..weights.equilibrium import balance_signs_
 from .models import he_conv
 from .models.parts import ConvFactory, LinearFactory
@@ -18,50 +18,34 @@ from .models.parts import ConvFactory, LinearFactory
 Parametrization = Callable[[nn.Module], nn.Module]
 
 
-def equi_conv(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int,
-    *,
-    stride: int = 1,
-    padding: int = 0,
-    bias: bool = True,
-    statistics_fraction: float = 1.0,
-) -> nn.Module:
+def equi_conv(*sizes: int, statistics_fraction: float = 1.0, **options: Any) -> nn.Module:
     """A convolution in equilibrium with He et al.'s initialization, as EquiNorm Section 6.1 has it.
 
     Its β is its bias, asked for or not.
     """
-    conv = EquiConv2d(
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=stride,
-        padding=padding,
-        statistics_fraction=statistics_fraction,
-    )
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    with torch.no_grad():
-        balance_signs_(conv.weight)
-    return conv
+    return in_equilibrium(he_conv(*sizes, **options), statistics_fraction)
 
 
 def equi_linear(
     in_features: int, out_features: int, *, bias: bool = True, statistics_fraction: float = 1.0
 ) -> nn.Module:
-    """A linear layer in equilibrium with torch's initialization. Its β is its bias.
+    """A linear layer in equilibrium with torch's initialization. Its β is its bias."""
+    return in_equilibrium(nn.Linear(in_features, out_features, bias=bias), statistics_fraction)
 
-    It begins with the weights that ``nn.Linear`` would have, and draws as many random numbers:
-    equal seeds mean equal initial weights here, too.
+
+def in_equilibrium(layer: nn.Conv2d | nn.Linear, statistics_fraction: float) -> nn.Module:
+    """The layer that takes the place of a plain one and of the BatchNorm behind it.
+
+    It begins with the plain one's weights, as far as their signs are balanced: equal seeds mean
+    equal initial weights here, too.
     """
-    layer = EquiLinear.from_pair(
-        nn.Linear(in_features, out_features, bias=bias),
-        nn.BatchNorm1d(out_features),
-        statistics_fraction=statistics_fraction,
+    norm = nn.BatchNorm2d if isinstance(layer, nn.Conv2d) else nn.BatchNorm1d
+    made = equinorm_from_pair(
+        layer, norm(layer.weight.shape[0]), statistics_fraction=statistics_fraction
     )
     with torch.no_grad():
-        balance_signs_(layer.weight)
-    return layer
+        balance_signs_(made.weight)
+    return made
 
 
 def parametrized(

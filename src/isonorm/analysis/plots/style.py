@@ -39,6 +39,7 @@ STYLE: dict[Any, Any] = {
 }
 
 _SOLID, _DASHED, _DOTTED, _DASHDOT = "-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5))
+_DASHDOTDOT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5))
 
 # Colours of Okabe and Ito, with dashes for where colour is lost. A norm that most comparisons show
 # looks the same in all of them; others take what is free.
@@ -47,7 +48,7 @@ _LOOKS = {
     "batchnorm": ("#E69F00", _DASHED),
     "dbn": ("#009E73", _DASHDOT),
     "iternorm": ("#0072B2", _SOLID),
-    "equinorm": ("#D55E00", _SOLID),
+    "equinorm": ("#D55E00", _DASHDOTDOT),
 }
 _OTHER_COLOURS = ("#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _OTHER_DASHES = (_SOLID, _DASHED, _DASHDOT, _DOTTED)
@@ -58,10 +59,10 @@ ACCENT = "#D55E00"
 
 def looks(norms: Sequence[str]) -> list[tuple[str, Any]]:
     """Colour and dashes of each norm: its own, or the next free ones."""
-    taken = [_LOOKS[norm] for norm in norms if norm in _LOOKS]
+    taken = {_LOOKS[norm][0] for norm in norms if norm in _LOOKS}
     colours, dashes = _OTHER_COLOURS * len(_OTHER_DASHES), _OTHER_DASHES * len(_OTHER_COLOURS)
     every = zip(colours, dashes, strict=True)
-    free = cycle([look for look in every if look not in taken])
+    free = cycle([look for look in every if look[0] not in taken])
     return [_LOOKS[norm] if norm in _LOOKS else next(free) for norm in norms]
 
 
