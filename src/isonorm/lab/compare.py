@@ -15,6 +15,7 @@ from .data.sources import source_of
 from .devices import resolve_device
 from .experiment import Experiment
 from .machine import Machine
+from .models import list_models
 from .norms import ALIASES
 from .output import fail
 from .perform import perform
@@ -46,7 +47,7 @@ def compare(
     ] = "data",
     model: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Network: mlp, small_cnn, cifar_resnet20, vgg_e, …"),
+        typer.Option(metavar="NAME", help=f"Network: {', '.join(list_models())}."),
     ] = _DEFAULT.model,
     depth: Annotated[
         int | None,
