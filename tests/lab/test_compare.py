@@ -77,14 +77,14 @@ def test_it_says_what_it_found_in_plain_lines(whole):
     rows = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
     assert [row[0].strip() for row in rows] == NORMS
     assert all(float(row[-1].split("±")[0]) > 0 for row in rows), "peak memory is measured"
-    assert lines[-1] == f"Results, curves and figures are in {folder}"
+    assert lines[-1] == f"Results, curves and figures are in {folder}, and report.html shows them"
 
 
 def test_it_leaves_its_files(whole):
     _, folder = whole
     assert folder.name.endswith("-tiny")
     left = {file.name for file in folder.iterdir() if file.suffix != ".safetensors"}
-    assert {"curves.csv", "curves.png", "curves.svg", "result.json"} <= left
+    assert {"curves.csv", "curves.png", "curves.svg", "report.html", "result.json"} <= left
     assert len(weights(folder)) == 8 and not list(folder.glob("*checkpoint*"))
 
 

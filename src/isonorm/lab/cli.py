@@ -17,6 +17,7 @@ try:
     from .comparison import WEIGHT_NORMS
     from .data import listing, load
     from .output import console_for_results, fail
+    from .publish import record, report
     from .reproduce import check, recipes, run
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-for command in (compare, analyze, recipes, run, check):
+for command in (compare, analyze, recipes, run, check, record, report):
     app.command()(command)
 
 

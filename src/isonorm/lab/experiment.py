@@ -17,6 +17,7 @@ from .comparison import Comparison, count
 from .data import DataSet
 from .ingredients import build, read_data
 from .machine import Machine
+from .pages import run as run_page
 from .progress import Progress
 from .recipe import Configuration, Recipe, trainings
 from .streams import ImageFolders
@@ -200,6 +201,7 @@ def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Exper
     run_files.write(experiment, fabric)
     if experiment.by_configuration() and fabric.is_global_zero:
         draw(experiment)
+        run_page.write(folder)
     return experiment
 
 

@@ -12,6 +12,7 @@ from .comparison import check_fit
 from .data import DataSet
 from .experiment import Experiment, conduct
 from .output import console_for_results, fail, say
+from .pages.run import REPORT
 from .presentation import print_verdicts, results_table
 from .progress import progress_on
 
@@ -52,10 +53,12 @@ def _new_folder(experiment: Experiment, name: str) -> Path:
 
 
 def _report(console: Console, experiment: Experiment) -> None:
+    where = f"Results, curves and figures are in {experiment.folder}"
     if experiment.by_configuration():
         console.print(results_table(experiment))
         print_verdicts(console, experiment)
-    say(console, f"Results, curves and figures are in {experiment.folder}")
+        where += f", and {REPORT} shows them"
+    say(console, where)
     if experiment.status == "interrupted":
         left = len(experiment.epochs_left)
         command = "compare" if experiment.comparison else "run"

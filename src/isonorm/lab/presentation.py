@@ -103,12 +103,10 @@ def print_recipe(console: Console, recipe: Recipe) -> None:
         table.add_column(heading)
     plans: dict[str, list[str]] = {}
     for c in recipe.configurations:
-        options = ", ".join(f"{key}={value}" for key, value in c.options.items())
         paper = ", ".join(f"{key} {value:g}" for key, value in c.paper.items())
-        norm = c.norm if c.conv == "plain" else c.conv
-        table.add_row(c.name, f"{c.model} {options}", norm, paper)
-        searched = f"; searched: {dict(c.search.grid)}" if c.search else ""
-        plans.setdefault(c.plan.describe() + searched, []).append(c.name)
+        words = c.describe()
+        table.add_row(c.name, words["network"], words["norm"], paper)
+        plans.setdefault(words["training"], []).append(c.name)
     console.print(table)
     for plan, names in plans.items():
         say(console, f"Trained: {plan} ({'all' if len(plans) == 1 else '; '.join(names)}).")

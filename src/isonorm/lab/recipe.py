@@ -61,6 +61,17 @@ class Configuration:
     search: Search | None = None
     paper: Mapping[str, float] = field(default_factory=dict)  # measure → the paper's number
 
+    def describe(self) -> dict[str, str]:
+        """In words, for readers: the network, its normalization and its training."""
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        searched = f"; searched: {dict(self.search.grid)}" if self.search else ""
+        return {
+            "configuration": self.name,
+            "network": f"{self.model} {options}".strip(),
+            "norm": self.norm if self.conv == "plain" else self.conv,
+            "training": self.plan.describe() + searched,
+        }
+
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The network for images of this shape."""
         entry = find_model(self.model)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -30,6 +32,37 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary folder to fill, which takes the place of ``path`` when the block ends well.
+
+    An earlier folder gives way only with ``replace``, and only at the end; otherwise this raises
+    FileExistsError. After a failure everything is as before; a process killed at the very end may
+    leave the earlier folder under a hidden name beside it.
+    """
+    if path.exists() and not replace:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    earlier = path.with_name(f".{path.name}.{os.getpid()}.earlier")
+    try:
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.iterdir():
+            _flush_to_disk(file)
+        if path.exists():
+            os.rename(path, earlier)
+        try:
+            os.rename(temporary, path)
+        except BaseException:
+            if earlier.exists():
+                os.rename(earlier, path)
+            raise
+        shutil.rmtree(earlier, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -53,6 +53,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
         "command": experiment.command,
         "recipe": recipe.name,
         "title": recipe.title,
+        "spread": recipe.spread,
         "scale": experiment.scale,
         "seeds": experiment.seeds,
         "data": experiment.data,
@@ -65,6 +66,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
         "machine": asdict(experiment.machine),
         "environment": environment.describe(experiment.machine.device),
         "choices": recipe.choices,
+        "trained": [configuration.describe() for configuration in recipe.configurations],
         "configurations": definition(recipe),
         "summary": [
             {
@@ -77,7 +79,12 @@ def _content(experiment: Experiment) -> dict[str, Any]:
             for name, results in found.items()
         ],
         "claims": [
-            {"claim": verdict.claim.text, "answer": verdict.answer, "evidence": verdict.evidence}
+            {
+                "claim": verdict.claim.text,
+                "measure": verdict.claim.measure,
+                "answer": verdict.answer,
+                "evidence": verdict.evidence,
+            }
             for verdict in (judge(claim, found) for claim in recipe.claims)
         ],
         "runs": [

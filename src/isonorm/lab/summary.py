@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, quantiles, stdev
 
 from .train import Result
@@ -34,6 +34,25 @@ class Estimate:
             count=len(present),
             total=len(values),
             quartiles=_quartiles(present),
+        )
+
+    def scaled(self, factor: float) -> Estimate:
+        """In another unit.
+
+        >>> Estimate.over([0.25, 0.75]).scaled(100).mean
+        50.0
+        """
+
+        def scale(value: float | None) -> float | None:
+            return None if value is None else value * factor
+
+        quartiles = self.quartiles and (
+            self.quartiles[0] * factor,
+            self.quartiles[1] * factor,
+            self.quartiles[2] * factor,
+        )
+        return replace(
+            self, mean=scale(self.mean), spread=scale(self.spread), quartiles=quartiles or None
         )
 
     def text(self, decimals: int, missing: str, *, quartiles: bool = False) -> str:

@@ -14,6 +14,7 @@ from isonorm.lab.claims import MEASURES
 from isonorm.lab.cli import app
 from isonorm.lab.cost import SIZES
 from isonorm.lab.recipes import all_recipes
+from tests.lab.pages.helpers import check_structure
 
 RECIPES = all_recipes()
 DRAWN = "dbn2018-fig6"  # drawing takes longer than the trainings: once is enough
@@ -55,7 +56,8 @@ def test_every_recipe_runs_at_quick_scale(name, files, tmp_path, monkeypatch):
     assert all(claim["answer"] != "not measured" for claim in content["claims"])
     drawn = ["curves.png", "curves.svg"] if name == DRAWN else []
     left = sorted(file.name for file in folder.iterdir())
-    assert left == sorted(["curves.csv", "result.json", *drawn])
+    assert left == sorted(["curves.csv", "report.html", "result.json", *drawn])
+    check_structure((folder / "report.html").read_text(encoding="utf-8"))
 
 
 def test_full_size_networks_can_be_built_and_mixup_has_its_places():

@@ -1,0 +1,103 @@
+"""A finished run as a record: what its numbers rest on, and nothing about whose machine it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import records
+from .recipes import all_recipes
+from .run_files import RESULT
+
+#: A figure with more bytes than this does not go into the repository.
+MOST_FIGURE_BYTES = 400_000
+#: What stands in a record for a folder of the machine the run was made on.
+FOLDER = "DIR"
+
+
+def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
+    """``to/RECIPE`` with the run's result, curves and figures: all of it, or nothing.
+
+    ValueError says in a sentence why a run is no record, or would take the place of another.
+    """
+    content = _without_machine(_finished(run))
+    target = to / content["recipe"]
+    if target.exists() and not replace:
+        raise ValueError(
+            f"there is a record in {target} already: --replace puts this in its place."
+        )
+    with records.whole_folder(target, replace=replace) as folder:
+        records.write_json(folder / RESULT, content)
+        for path in _other_files(run):
+            shutil.copyfile(path, folder / path.name)
+        for path in folder.iterdir():
+            _refuse_traces(path, run)
+    return target
+
+
+def _finished(run: Path) -> dict[str, Any]:
+    """The result of a run that can be a record."""
+    try:
+        content = json.loads((run / RESULT).read_text(encoding="utf-8"))
+        status = content["status"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{run} is not the folder of a run: there is no {RESULT} of 'isonorm run' in it."
+        ) from error
+    name = content.get("recipe")
+    if name not in all_recipes():
+        raise ValueError(
+            f"{run} is no run of a recipe: only what 'isonorm recipes' lists can be filed."
+        )
+    if content["scale"] != "full":
+        raise ValueError(
+            f"{run} was run at scale {content['scale']}, whose numbers mean nothing: file one of "
+            f"'isonorm run {name} --data {FOLDER}'."
+        )
+    if status != "finished":
+        raise ValueError(
+            f"{run} is not finished (it says {status!r}): go on with 'isonorm run --resume {run}', "
+            "then file it."
+        )
+    return content
+
+
+def _without_machine(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with ``DIR`` for folders."""
+    words = shlex.split(content.get("command", ""))
+    for i, word in enumerate(words):
+        option, equals, _ = word.partition("=")
+        if option not in ("--data", "--out"):
+            continue
+        if equals:
+            words[i] = f"{option}={FOLDER}"
+        elif i + 1 < len(words):
+            words[i + 1] = FOLDER
+    clean = {**content, "command": shlex.join(words)}
+    return {**clean, "data": FOLDER} if "data" in content else clean
+
+
+def _other_files(run: Path) -> Iterator[Path]:
+    """Every epoch or measurement, and the figures."""
+    yield from sorted(run.glob("*.csv"))
+    for path in sorted((*run.glob("*.svg"), *run.glob("*.png"))):
+        if path.stat().st_size <= MOST_FIGURE_BYTES:
+            yield path
+
+
+def _refuse_traces(path: Path, run: Path) -> None:
+    """What else names a folder of this machine must be seen by somebody, not published."""
+    if path.suffix not in (".json", ".csv", ".svg"):
+        return
+    text = path.read_text(encoding="utf-8")
+    for folder in {Path.home(), Path.cwd(), run.absolute()} - {Path("/")}:
+        if re.search(rf"{re.escape(str(folder))}(?![\w-])", text):
+            raise ValueError(
+                f"{path.name} of {run} names a folder of this machine, {folder}: take it out of "
+                "the run, then file it."
+            )

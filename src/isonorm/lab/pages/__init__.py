@@ -1,0 +1,1 @@
+"""Pages to read results on, each one file that needs nothing beside it."""

@@ -1,0 +1,143 @@
+"""``isonorm record``: which runs become records, and what does not get into them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from isonorm.lab import records, run_files
+from tests.lab.pages.helpers import change
+
+RECIPE = "iternorm2019-fig3"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_finished_run_becomes_a_record(full_run, tmp_path, isonorm_command):
+    filed = isonorm_command("record", full_run, "--to", tmp_path / "records")
+    assert filed.exit_code == 0, filed.output
+    (folder,) = (tmp_path / "records").iterdir()
+    assert folder.name == RECIPE and filed.output.startswith(f"Filed in {folder}.")
+    assert sorted(files(folder)) == ["curves.csv", "curves.png", "curves.svg", "result.json"]
+    before, after = files(full_run), files(folder)
+    assert all(after[name] == before[name] for name in after if name != "result.json")
+
+    old, new = json.loads(before["result.json"]), json.loads(after["result.json"])
+    changed = {key for key in old if old[key] != new[key]}
+    assert changed == {"data", "command"} and new["data"] == "DIR"
+    words = shlex.split(new["command"])
+    assert words[:3] == ["isonorm", "run", RECIPE] and words[words.index("--data") + 1] == "DIR"
+    assert shlex.split(old["command"])[5:] == words[5:]
+
+
+def test_nothing_in_a_record_tells_whose_machine_it_was(full_run, tmp_path, isonorm_command):
+    data = json.loads((full_run / "result.json").read_text())["data"]
+    assert "secret-data" in data
+    isonorm_command("record", full_run, "--to", tmp_path / "records")
+    private = (data, "secret-data", str(tmp_path), str(Path.home()), socket.gethostname())
+    for name, content in files(tmp_path / "records").items():
+        if not name.endswith(".png"):
+            for word in private:
+                assert not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", content.decode()), name
+
+
+def test_a_record_can_be_read_like_a_run(quick_run, tmp_path, isonorm_command, monkeypatch):
+    """Its claims can be judged again, by ``isonorm check``."""
+    from isonorm.lab import filing
+
+    content = json.loads((quick_run / "result.json").read_text())
+    monkeypatch.setattr(filing, "_finished", lambda run: content)
+    folder = filing.file_run(quick_run, tmp_path)
+    assert repr(run_files.read(folder).results) == repr(run_files.read(quick_run).results)
+    checked = isonorm_command("check", folder)
+    assert checked.exit_code == 0 and content["claims"][0]["evidence"] in checked.output
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"scale": "quick"}, "scale quick, whose numbers mean nothing: file one of 'isonorm run"),
+        ({"status": "interrupted"}, "is not finished (it says 'interrupted'): go on with 'isonorm"),
+        ({"status": "running"}, "is not finished (it says 'running')"),
+        ({"recipe": None}, "is no run of a recipe"),
+        ({"recipe": "../../outside"}, "is no run of a recipe"),
+    ],
+)
+def test_other_runs_are_refused(full_run, tmp_path, isonorm_command, values, sentence):
+    change(full_run, **values)
+    refused = isonorm_command("record", full_run, "--to", tmp_path / "records")
+    assert refused.exit_code == 2 and sentence in refused.output
+    assert len(refused.output.splitlines()) == 1
+    assert not (tmp_path / "records").exists()
+
+
+def test_what_is_no_run_is_refused(tmp_path, isonorm_command):
+    for _ in range(2):
+        refused = isonorm_command("record", tmp_path, "--to", tmp_path / "records")
+        assert refused.exit_code == 2 and "is not the folder of a run" in refused.output
+        (tmp_path / "result.json").write_text("{")
+
+
+def test_an_earlier_record_gives_way_only_when_told(full_run, tmp_path, isonorm_command):
+    words = ("record", full_run, "--to", tmp_path / "records")
+    isonorm_command(*words)
+    earlier = files(tmp_path / "records")
+    change(full_run, seeds=77)
+    (full_run / "curves.png").unlink()
+    refused = isonorm_command(*words)
+    assert refused.exit_code == 2 and "--replace" in refused.output
+    assert files(tmp_path / "records") == earlier
+
+    assert isonorm_command(*words, "--replace").exit_code == 0
+    later = files(tmp_path / "records")
+    assert len(later) == 3 and json.loads(later[f"{RECIPE}/result.json"])["seeds"] == 77
+
+
+@pytest.mark.parametrize("step", ["_flush_to_disk", "rename"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_full_disk_leaves_the_records_as_they_were(
+    full_run, tmp_path, isonorm_command, monkeypatch, step, there
+):
+    words = ("record", full_run, "--to", tmp_path / "records", "--replace")
+    if there:
+        isonorm_command(*words)
+    earlier = files(tmp_path / "records")
+    change(full_run, seeds=77)
+    rename = records.os.rename
+
+    def full_disk(path, *target):
+        if Path(path).name.endswith(".tmp") or not target:
+            raise OSError(28, "No space left on device", str(path))
+        rename(path, *target)
+
+    monkeypatch.setattr(records if step == "_flush_to_disk" else records.os, step, full_disk)
+    failed = isonorm_command(*words)
+    assert failed.exit_code == 1 and "No space left on device" in failed.output
+    assert files(tmp_path / "records") == earlier
+    assert [path.name for path in (tmp_path / "records").iterdir()] == [RECIPE] * there
+
+
+def test_a_folder_of_this_machine_elsewhere_in_a_run_stops_it(full_run, tmp_path, isonorm_command):
+    change(full_run, only=[f"{Path.home()}/*"])
+    refused = isonorm_command("record", full_run, "--to", tmp_path / "records")
+    assert refused.exit_code == 2 and "names a folder of this machine" in refused.output
+    assert not list((tmp_path / "records").iterdir())
+
+
+def test_a_figure_too_large_for_the_repository_stays_out(full_run, tmp_path, isonorm_command):
+    with (full_run / "curves.png").open("ab") as file:
+        file.write(b" " * 400_001)
+    isonorm_command("record", full_run, "--to", tmp_path / "records")
+    assert sorted(files(tmp_path / "records" / RECIPE)) == [
+        "curves.csv", "curves.svg", "result.json"]  # fmt: skip

@@ -1,0 +1,146 @@
+"""``isonorm report``: the page of all records, and the README's table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from shutil import copy
+
+import pytest
+
+from isonorm.lab import ledger
+from isonorm.lab.pages import all_records, readme
+from isonorm.lab.papers import PAPERS
+from isonorm.lab.recipes import all_recipes
+from isonorm.lab.studies import STUDIES
+from tests.lab.pages.helpers import change, check_structure
+
+ROOT = Path(__file__).parents[3]
+RECIPE, STUDY = "iternorm2019-fig3", "snd-batchnorm"
+
+
+@pytest.fixture
+def some_records(full_run, tmp_path, isonorm_command) -> Path:
+    """One run, one study and one benchmark."""
+    folder = tmp_path / "records"
+    (folder / "analysis").mkdir(parents=True)
+    copy(ROOT / "records" / "analysis" / f"{STUDY}.json", folder / "analysis")
+    copy(ROOT / "records" / "folding.json", folder)
+    filed = isonorm_command("record", full_run, "--to", folder)
+    assert filed.exit_code == 0, filed.output
+    return folder
+
+
+def test_the_table_in_the_readme_is_what_the_records_say():
+    """Not edited by hand: ``isonorm report --readme README.md`` writes it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    between = re.search(f"{readme.BEGIN}\n\n(.*)\n{readme.END}", text, re.DOTALL)
+    assert between and between[1] == readme.table(ledger.read(ROOT / "records"), ROOT)
+
+
+def test_the_table_follows_the_records(some_records, tmp_path, isonorm_command):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{readme.BEGIN}old{readme.END}\nafter\n")
+
+    def lines() -> list[str]:
+        written = isonorm_command("report", "--readme", page, "--records", some_records)
+        assert written.exit_code == 0, written.output
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith("before\n<!-- results -->\n\n2 of ") and text.endswith("\nafter\n")
+        return [line for line in text.splitlines() if line.startswith("| IterNorm")]
+
+    run, study = lines()
+    assert run.startswith("| IterNorm, Figure 3 | [4-layer MLP on MNIST")
+    assert f"](records/{RECIPE}/result.json)" in run
+    assert "test error, %: BN, full batch " in run and "; plain, batch 2 " in run
+    assert "| all 3 hold |" in study and f"](records/analysis/{STUDY}.json)" in study
+
+    path = some_records / "analysis" / f"{STUDY}.json"
+    content = json.loads(path.read_text())
+    content["claims"][1]["holds"] = False
+    path.write_text(json.dumps(content))
+    assert "| 2 of 3 hold, 1 fails |" in lines()[1]
+    path.unlink()
+    assert "disturbance" not in readme.table(ledger.read(some_records), tmp_path)
+
+
+def test_a_readme_without_a_place_for_results_stays_as_it_is(tmp_path, isonorm_command):
+    page = tmp_path / "README.md"
+    for text in ("nothing", f"{readme.BEGIN} only", f"{readme.END}{readme.BEGIN}"):
+        page.write_text(text)
+        refused = isonorm_command("report", "--readme", page, "--records", ROOT / "records")
+        assert refused.exit_code == 2 and "has no place for results" in refused.output
+        assert page.read_text() == text
+
+
+def test_the_page_has_every_figure_of_the_papers_once(some_records):
+    page = check_structure(all_records.document(ledger.read(some_records)))
+    states = [text for _, text in page.all("tr")]
+    for name, recipe in all_recipes().items():
+        where = "" if recipe.data.startswith("noise") else " --data DIR"
+        missing = f"{recipe.title}isonorm run {name}{where}– not recorded"
+        assert sum(missing in text for text in states) == (name != RECIPE), name
+    for name, study in STUDIES.items():
+        assert sum(f"isonorm analyze {name} " in text for text in states) == (name != STUDY), name
+        assert sum(study.title in text for text in states) >= 1
+    assert page.all("h1")[0][1] == "The papers, run again"
+    assert [text.partition(":")[0] for _, text in page.all("h2")] == [
+        *(paper.short for paper in PAPERS), "Benchmarks of speed, memory and cost"]  # fmt: skip
+
+
+def test_the_page_shows_what_is_recorded(some_records):
+    page = check_structure(all_records.document(ledger.read(some_records)))
+    titles = [text for _, text in page.all("h3")]
+    assert len(titles) == len(page.all("img")) + 1 == 3  # a benchmark has no figure
+    run = json.loads((some_records / RECIPE / "result.json").read_text())
+    assert all(claim["evidence"] in page.text for claim in run["claims"])
+    study = json.loads((some_records / "analysis" / f"{STUDY}.json").read_text())
+    assert all(claim["sentence"] in page.text for claim in study["claims"])
+    ratio = json.loads((some_records / "folding.json").read_text())["ratio_to_without_norms"]
+    assert f"{ratio['folded']['median']:.4g} [" in page.text
+    assert "Recorded in part: 3 of 8 configurations (BN, *; plain, batch 2)." in page.text
+
+
+def test_a_record_of_a_recipe_that_has_changed_says_so(some_records):
+    sentence = "The recipe is defined otherwise now than when this was recorded."
+
+    def caveats() -> list[str]:
+        (entry,) = ledger.recorded(ledger.read(some_records).entries[RECIPE])
+        return entry.caveats
+
+    assert sentence in caveats()  # its sizes were quick scale's
+    recipe = all_recipes()[RECIPE]
+    change(some_records / RECIPE, configurations={c.name: repr(c) for c in recipe.configurations})
+    assert sentence not in caveats()
+
+
+def test_every_benchmark_on_record_has_numbers_on_the_page():
+    from isonorm.lab.pages import benchmarks
+    from tests.lab.pages.helpers import Parsed
+
+    for name, content in ledger.read(ROOT / "records").benchmarks.items():
+        page = Parsed(benchmarks.section(name, content, "anchor"))
+        assert page.all("td"), name
+        assert benchmarks.title(name) != name, "a title is missing"
+        assert "/root/" not in page.texts[0]
+
+
+def test_a_damaged_record_is_named(some_records, tmp_path, isonorm_command):
+    (some_records / "folding.json").write_text('{"half": ')
+    out = tmp_path / "page.html"
+    for damaged, folder in (
+        ("folding.json is no record", some_records),
+        ("no folder", tmp_path / "x"),
+    ):
+        refused = isonorm_command("report", "--records", folder, "--out", out)
+        assert refused.exit_code == 2 and damaged in refused.output
+        assert len(refused.output.splitlines()) == 1 and not out.exists()
+
+
+@pytest.mark.parametrize("path", [f"{RECIPE}/result.json", f"analysis/{STUDY}.json"])
+@pytest.mark.parametrize("text", ["{}", "[]"])
+def test_something_else_in_the_place_of_a_record_is_named(some_records, path, text):
+    (some_records / path).write_text(text)
+    with pytest.raises(ValueError, match=rf"{path} is no record: it"):
+        ledger.read(some_records)
