@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, stdev
 
+from .measuring.words import Measured
 from .recipe import Claim
 from .train import Epoch, Result
 
@@ -69,9 +70,15 @@ def in_words(name: str) -> str:
     return name.replace("_", " ") + ", %" * (name in PERCENT)
 
 
-def measure(name: str, result: Result) -> float:
-    """A number of a training; infinite where it diverged."""
+def measure(name: str, result: Result | Measured) -> float:
+    """A number of a training, infinite where it diverged; or of a layer."""
+    if isinstance(result, Measured):
+        return result.values[name]
     return math.inf if result.diverged else MEASURES[name](result)
+
+
+#: By configuration: of each seed a training, or a measurement.
+Results = Mapping[str, Sequence[Result]] | Mapping[str, Sequence[Measured]]
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,20 @@ class Verdict:
     answer: str  # "holds", "fails", "undecided" or "not measured"
     evidence: str
 
+    def content(self) -> dict[str, str]:
+        """For ``result.json``."""
+        return {
+            "claim": self.claim.text,
+            "measure": self.claim.measure,
+            "answer": self.answer,
+            "evidence": self.evidence,
+        }
+
     def __str__(self) -> str:
         return f"{self.answer}: {self.claim.text} ({self.evidence})"
 
 
-def judge(claim: Claim, results: Mapping[str, Sequence[Result]]) -> Verdict:
+def judge(claim: Claim, results: Results) -> Verdict:
     """Compare the means over seeds. Where they differ by less than the standard error of their
     difference the claim is undecided; with one seed there is no such error, and their order counts.
     """
@@ -107,7 +123,7 @@ def judge(claim: Claim, results: Mapping[str, Sequence[Result]]) -> Verdict:
     return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
 
 
-def _values(side: str | float, name: str, results: Mapping[str, Sequence[Result]]) -> list[float]:
+def _values(side: str | float, name: str, results: Results) -> list[float]:
     if not isinstance(side, str):
         return [side]
     return [measure(name, result) for result in results.get(side, ())]

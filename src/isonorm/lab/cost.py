@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .ingredients import NOISE
+from .measuring.words import Measurement
 from .models.registry import CIFAR, FACE, IMAGENET, MNIST
 from .recipe import Configuration, Recipe, trainings
 
@@ -44,8 +45,10 @@ class Work(NamedTuple):
         return max(computing, self.steps * self.parameters * SECONDS_PER_PARAMETER) / 3600
 
 
-def images_seen(recipe: Recipe) -> int:
-    """Training images over all trainings with the paper's seeds."""
+def images_seen(recipe: Recipe | Measurement) -> int:
+    """Training images over all trainings with the paper's seeds, or images through all layers."""
+    if isinstance(recipe, Measurement):
+        return recipe.images
     return sum(_images_seen(configuration, recipe) for configuration in recipe.configurations)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -166,12 +166,10 @@ def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Exper
             for trial in experiment.trials():
                 if trial in experiment.results:
                     continue
-                configuration = recipe[trial.name]
-                plan, its_data = configuration.plan, data
-                if configuration.search is not None and trial.point is not None:
-                    plan = replace(plan, **configuration.search.points()[trial.point])
-                    if trial.validating and isinstance(data, DataSet):
-                        its_data = data.hold_out(configuration.search.validation)
+                configuration = recipe[trial.name].at(trial.point)
+                plan, search, its_data = configuration.plan, configuration.search, data
+                if trial.validating and search is not None and isinstance(data, DataSet):
+                    its_data = data.hold_out(search.validation)
                 progress.start(trial.label(recipe), plan.epochs)
                 model = seeded(trial.seed, lambda c=configuration: build(c, data))
                 stem = trial.stem(recipe)

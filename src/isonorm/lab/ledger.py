@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from .papers import PAPERS, Exhibit, Paper
 from .recipes import all_recipes
-from .run_files import RESULT, definition
+from .run_files import RESULT
 from .studies import STUDIES
 
 STUDIES_FOLDER = "analysis"
@@ -91,7 +91,7 @@ class Entry:
         if only:
             part = f"{len(self.content['configurations'])} of {len(recipe.configurations)}"
             found.append(f"Recorded in part: {part} configurations ({'; '.join(only)}).")
-        now = definition(recipe)
+        now = recipe.definition()
         if any(now.get(name) != text for name, text in self.content["configurations"].items()):
             found.append("The recipe is defined otherwise now than when this was recorded.")
         return found

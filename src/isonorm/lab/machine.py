@@ -32,6 +32,11 @@ class Machine:
 
     def __post_init__(self) -> None:
         choose("compile", self.compile, tuple(COMPILE_MODES))
+        if self.compile == "graphs" and not self.device.startswith("cuda"):
+            raise ValueError(
+                f"compile graphs records CUDA graphs, and the device is {self.device}: choose yes, "
+                "or no."
+            )
 
     def words(self) -> list[str]:
         """The options of a command line that say the same: the device, and what is not plain."""

@@ -42,8 +42,13 @@ Resume = Annotated[
 
 def refuse_other_words(context: typer.Context) -> None:
     """A run goes on as it was begun: what else is on the command line would be ignored."""
+    others = set(context.params) - {"resume", "recipe"}
+    refuse(context, others, "--resume goes on with a run as it was begun")
+
+
+def refuse(context: typer.Context, names: set[str], reason: str) -> None:
+    """What is on the command line and would be ignored is an error."""
     for name in context.params:
         source = context.get_parameter_source(name)
-        if name not in ("resume", "recipe") and source is not None and source.name == "COMMANDLINE":
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"--resume goes on with a run as it was begun: leave out {option}.")
+        if name in names and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"{reason}: leave out --{name.replace('_', '-')}.")

@@ -10,6 +10,9 @@ from rich.table import Table
 from . import cost
 from .claims import MEASURES, PERCENT, in_words, judge, measure
 from .experiment import Experiment
+from .measuring.presentation import print_measurement
+from .measuring.run import Measuring
+from .measuring.words import Measurement
 from .output import say
 from .recipe import Recipe
 from .summary import Column
@@ -17,7 +20,7 @@ from .summary import Column
 _SHOWN = ("train_loss", "train_error", "test_error", "test_top5_error")
 
 
-def recipes_table(recipes: Iterable[Recipe]) -> Table:
+def recipes_table(recipes: Iterable[Recipe | Measurement]) -> Table:
     """All of them, a line each."""
     table = Table(caption="'isonorm recipes RECIPE' tells the rest.", caption_justify="left")
     for heading in ("recipe", "what", "data", "paper"):
@@ -88,7 +91,7 @@ def _column(name: str) -> Column:
     return Column(in_words(name), lambda result: measure(name, result), decimals, unit)
 
 
-def print_verdicts(console: Console, experiment: Experiment) -> None:
+def print_verdicts(console: Console, experiment: Experiment | Measuring) -> None:
     found = experiment.by_configuration()
     if experiment.scale == "quick":
         say(console, "At quick scale a run shows that everything works, not what the paper claims:")
@@ -96,7 +99,9 @@ def print_verdicts(console: Console, experiment: Experiment) -> None:
         say(console, str(judge(claim, found)))
 
 
-def print_recipe(console: Console, recipe: Recipe) -> None:
+def print_recipe(console: Console, recipe: Recipe | Measurement) -> None:
+    if isinstance(recipe, Measurement):
+        return print_measurement(console, recipe)
     say(console, f"{recipe.name}: {recipe.title}")
     table = Table()
     for heading in ("configuration", "network", "norm", "paper"):
@@ -128,10 +133,11 @@ def print_recipe(console: Console, recipe: Recipe) -> None:
     )
 
 
-def _papers_numbers(recipe: Recipe) -> str:
+def _papers_numbers(recipe: Recipe | Measurement) -> str:
     """The range of its first measure; many figures are curves without numbers."""
-    found = [next(iter(c.paper.items())) for c in recipe.configurations if c.paper]
-    if not found:
+    told = [c.paper for c in recipe.configurations if c.paper]
+    if not told:
         return "curves"
-    numbers = [number for _, number in found]
-    return f"{in_words(found[0][0])}: {min(numbers):g} to {max(numbers):g}"
+    first = next(iter(told[0]))
+    numbers = [paper[first] for paper in told if first in paper]
+    return f"{in_words(first)}: {min(numbers):.4g} to {max(numbers):.4g}"

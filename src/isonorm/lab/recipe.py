@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from torch import nn
 
@@ -18,7 +18,8 @@ from .plan import Plan
 
 @dataclass(frozen=True)
 class Search:
-    """A grid of fields of the plan, from which the first seed's results choose one point.
+    """A grid, from which the first seed's results choose one point: of fields of the plan, or of
+    options of the network.
 
     By the training loss of the last epoch, or by the error on ``validation`` training images held
     out for it; the other seeds then train with what was chosen.
@@ -72,6 +73,15 @@ class Configuration:
             "training": self.plan.describe() + searched,
         }
 
+    def at(self, point: int | None) -> Configuration:
+        """With the values of a point of its grid, in the plan or in the network's options."""
+        if self.search is None or point is None:
+            return self
+        values = self.search.points()[point]
+        of_plan = {key: values[key] for key in values if key in Plan.__dataclass_fields__}
+        others = {key: values[key] for key in values if key not in of_plan}
+        return replace(self, plan=replace(self.plan, **of_plan), options={**self.options, **others})
+
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The network for images of this shape."""
         entry = find_model(self.model)
@@ -116,21 +126,28 @@ class Quick:
     image_size: int = 32  # of images in folders
 
 
+class Part(Protocol):
+    """What a figure is made of: has a name, and perhaps the paper's numbers by measure."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def paper(self) -> Mapping[str, float]: ...
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
 @dataclass(frozen=True)
-class Recipe:
-    """A figure or a table of a paper, ready to be run."""
+class Reproduction(Generic[PartT]):
+    """A figure, a table or a section of a paper, and what the paper says of it."""
 
     paper: str  # "iternorm2019"
     figure: str  # "fig3"
     title: str
-    data: str
-    configurations: tuple[Configuration, ...]
+    configurations: tuple[PartT, ...]
     claims: tuple[Claim, ...]
     choices: tuple[str, ...]  # where the paper is silent, and what was chosen
-    seeds: int = 1  # as many as the paper's
-    spread: Literal["mean", "median"] = "mean"
-    threshold: float | None = None  # a test accuracy: how many epochs it takes is told
-    quick: Quick = field(default_factory=Quick)
 
     def __post_init__(self) -> None:
         names = [configuration.name for configuration in self.configurations]
@@ -139,21 +156,20 @@ class Recipe:
         for claim in self.claims:
             for side in (claim.lower, claim.higher):
                 if isinstance(side, str) and side not in names:
-                    raise ValueError(f"{self.name} claims something about {side!r}, not trained.")
+                    raise ValueError(f"{self.name} claims something about {side!r}, not there.")
 
     @property
     def name(self) -> str:
         return f"{self.paper}-{self.figure}"
 
-    @property
-    def trainings(self) -> int:
-        """How many trainings one run with the paper's seeds takes."""
-        return sum(trainings(configuration, self.seeds) for configuration in self.configurations)
+    def definition(self) -> dict[str, str]:
+        """What is trained or measured, in words that change when it does."""
+        return {configuration.name: repr(configuration) for configuration in self.configurations}
 
-    def __getitem__(self, name: str) -> Configuration:
+    def __getitem__(self, name: str) -> PartT:
         return next(c for c in self.configurations if c.name == name)
 
-    def only(self, patterns: Sequence[str]) -> Recipe:
+    def only(self, patterns: Sequence[str]) -> Self:
         """The configurations whose names match one of these shell patterns, all without any; and
         the claims about them.
         """
@@ -172,6 +188,22 @@ class Recipe:
         gone = {c.name for c in self.configurations} - {c.name for c in kept}
         claims = tuple(c for c in self.claims if not {c.lower, c.higher} & gone)
         return replace(self, configurations=kept, claims=claims)
+
+
+@dataclass(frozen=True)
+class Recipe(Reproduction[Configuration]):
+    """A figure or a table of trainings, ready to be run."""
+
+    data: str
+    seeds: int = 1  # as many as the paper's
+    spread: Literal["mean", "median"] = "mean"
+    threshold: float | None = None  # a test accuracy: how many epochs it takes is told
+    quick: Quick = field(default_factory=Quick)
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings one run with the paper's seeds takes."""
+        return sum(trainings(configuration, self.seeds) for configuration in self.configurations)
 
     def shrunk(self) -> Recipe:
         """The recipe at quick scale."""

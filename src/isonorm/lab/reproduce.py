@@ -13,10 +13,11 @@ from . import options, run_files
 from .devices import STRATEGIES, resolve_device
 from .experiment import Experiment
 from .machine import Machine
+from .measuring import command as measuring
 from .output import console_for_results, fail, say
 from .perform import perform
 from .presentation import print_recipe, print_verdicts, recipes_table
-from .recipes import all_recipes, find_recipe
+from .recipes import all_recipes, find_any, find_recipe
 
 _PLAIN = Machine()
 
@@ -30,7 +31,7 @@ def recipes(
     console = console_for_results()
     if name:
         try:
-            print_recipe(console, find_recipe(name))
+            print_recipe(console, find_any(name))
         except ValueError as error:
             fail(str(error), code=2)
         return
@@ -88,6 +89,8 @@ def run(
     Every result is on disk as soon as it is there. Ctrl-C stops; --resume goes on, to the same
     weights and curves as if nothing had happened.
     """
+    if measuring.concerns(recipe, resume):
+        return measuring.run(context)
     try:
         if resume is not None:
             options.refuse_other_words(context)
@@ -119,6 +122,8 @@ def check(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
 ) -> None:
     """Say which of the paper's claims hold in a run."""
+    if measuring.concerns("", folder):
+        return measuring.check(folder)
     try:
         experiment = run_files.read(folder)
     except ValueError as error:

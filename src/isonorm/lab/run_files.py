@@ -67,7 +67,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
         "environment": environment.describe(experiment.machine.device),
         "choices": recipe.choices,
         "trained": [configuration.describe() for configuration in recipe.configurations],
-        "configurations": definition(recipe),
+        "configurations": recipe.definition(),
         "summary": [
             {
                 "configuration": name,
@@ -78,15 +78,7 @@ def _content(experiment: Experiment) -> dict[str, Any]:
             }
             for name, results in found.items()
         ],
-        "claims": [
-            {
-                "claim": verdict.claim.text,
-                "measure": verdict.claim.measure,
-                "answer": verdict.answer,
-                "evidence": verdict.evidence,
-            }
-            for verdict in (judge(claim, found) for claim in recipe.claims)
-        ],
+        "claims": [judge(claim, found).content() for claim in recipe.claims],
         "runs": [
             {
                 **trial._asdict(),
@@ -97,11 +89,6 @@ def _content(experiment: Experiment) -> dict[str, Any]:
             for trial, result in experiment.results.items()
         ],
     }
-
-
-def definition(recipe: Recipe) -> dict[str, str]:
-    """What is trained, in words that change when it does."""
-    return {configuration.name: repr(configuration) for configuration in recipe.configurations}
 
 
 def read(folder: Path) -> Experiment:
@@ -119,7 +106,7 @@ def read(folder: Path) -> Experiment:
     comparison = content["comparison"] and Comparison(**content["comparison"])
     recipe = comparison.recipe() if comparison else find_recipe(name).only(content["only"])
     recipe = recipe.shrunk() if scale == "quick" else recipe
-    if definition(recipe) != content["configurations"]:
+    if recipe.definition() != content["configurations"]:
         raise ValueError(
             f"{name} is defined otherwise now than when {folder} was begun: begin a new run."
         )

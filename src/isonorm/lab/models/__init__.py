@@ -2,6 +2,7 @@
 
 from .cnn import SmallCNN as SmallCNN
 from .mlp import MLP as MLP
+from .natural import NaturalMLP as NaturalMLP
 from .parts import he_conv as he_conv
 from .preact import PreActResNet as PreActResNet
 from .preact import WideResNet as WideResNet

@@ -13,6 +13,7 @@ from torch import nn
 
 from .cnn import SmallCNN
 from .mlp import MLP
+from .natural import NaturalMLP
 from .parts import Network
 from .preact import PreActResNet, WideResNet
 from .resnet import CifarResNet, ResNet
@@ -46,6 +47,7 @@ MODELS: dict[str, Entry] = {
     "mlp_pie": Entry(
         MLP, "DBN Figure 4", FACE, {"in_features": 1024, "num_classes": 68, "hidden": (128,) * 5}
     ),
+    "mlp_natural": Entry(NaturalMLP, "DBN Figures 3 and 4, their NNN", FACE),
     "small_cnn": Entry(SmallCNN, "no paper"),
     "vgg": Entry(VGG, "Simonyan & Zisserman, ICLR 2015"),
     "vgg_a": Entry(VGG, "DBN Figure 5", fixed={"configuration": "A"}),

@@ -6,10 +6,11 @@ from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
 
+from ..measuring.words import Measurement
 from ..recipe import Recipe
 
 
-def all_recipes() -> dict[str, Recipe]:
+def all_recipes() -> dict[str, Recipe | Measurement]:
     """By name, as ``isonorm run`` takes it: each module here holds one in ``RECIPE``."""
     modules = (import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__))
     recipes = [module.RECIPE for module in modules if hasattr(module, "RECIPE")]
@@ -17,6 +18,14 @@ def all_recipes() -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
+    """One of trainings."""
+    recipe = find_any(name)
+    if isinstance(recipe, Measurement):
+        raise ValueError(f"{name} measures layers and trains nothing.")
+    return recipe
+
+
+def find_any(name: str) -> Recipe | Measurement:
     recipes = all_recipes()
     if name not in recipes:
         near = get_close_matches(name, recipes, n=1)

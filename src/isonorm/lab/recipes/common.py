@@ -15,6 +15,17 @@ DBN_ALL = "dbn:group_size=None:running=whitening"
 ITERNORM = "iternorm:running=whitening"
 ITERNORM_ALL = "iternorm:group_size=None:running=whitening"
 
+
+def dbn(group_size: int | None) -> str:
+    """DBN with groups of so many channels; None: all."""
+    return f"dbn:group_size={group_size}:running=whitening"
+
+
+def iternorm(group_size: int | None = None, num_iters: int = 5) -> str:
+    """IterNorm with so many channels together, None: all, and T iterations."""
+    return f"iternorm:group_size={group_size}:num_iters={num_iters}:running=whitening"
+
+
 #: The hidden layers of the MLPs for MNIST.
 HIDDEN = {"hidden": (100, 100, 100)}
 

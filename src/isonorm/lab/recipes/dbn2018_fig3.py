@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..plan import Plan
 from ..recipe import Claim, Configuration, Quick, Recipe, Search
 from .common import BN, DBN_ALL, LN, PLAIN
 
 NORMS = {"plain": PLAIN, "LN": LN, "BN": BN, "DBN": DBN_ALL}
 PLAN = Plan(epochs=3000, batch_size=None, lr=1.0, mean="pixel", condition_every=100)
+RATES = (0.1, 0.2, 0.5, 1, 2)
+NATURAL = {"lr": RATES, "eps": (0.001, 0.01, 0.1, 1), "interval": (20, 50, 100, 200, 500)}
+NATURAL_CHOICES = (
+    "NNN (Desjardins et al. 2015) renew their coordinates from the batch at hand, and those of the "
+    "input, too. ZCA: with steps of plain SGD a rotation of the coordinates changes nothing.",
+)
+
+
+def mlps(norms: Mapping[str, str], plan: Plan, hidden: tuple[int, ...]) -> list[Configuration]:
+    """With these norms, and of Natural Neural Networks, over the grids of the paper."""
+    options = {"hidden": hidden}
+    search = Search({"lr": RATES})
+    normalized = [
+        Configuration(name, "mlp", plan, norm=norm, options=options, search=search)
+        for name, norm in norms.items()
+    ]
+    natural = Configuration("NNN", "mlp_natural", plan, options=options, search=Search(NATURAL))
+    return [*normalized, natural]
+
 
 RECIPE = Recipe(
     paper="dbn2018",
@@ -15,21 +36,11 @@ RECIPE = Recipe(
     title="Conditioning of a 5-layer MLP on Yale-B, full batch",
     data="yaleb",
     seeds=5,
-    configurations=tuple(
-        Configuration(
-            name,
-            "mlp",
-            PLAN,
-            norm=norm,
-            options={"hidden": (128, 64, 48, 48)},
-            search=Search({"lr": (0.1, 0.2, 0.5, 1, 2)}),
-        )
-        for name, norm in NORMS.items()
-    ),
+    configurations=tuple(mlps(NORMS, PLAN, hidden=(128, 64, 48, 48))),
     claims=(
         *(
             Claim(f"{name} converges faster than 'plain'.", name, "plain", "average_train_loss")
-            for name in ("LN", "BN", "DBN")
+            for name in ("NNN", "LN", "BN", "DBN")
         ),
         *(
             Claim(
@@ -38,7 +49,7 @@ RECIPE = Recipe(
                 "plain",
                 "condition_number",
             )
-            for name in ("LN", "BN", "DBN")
+            for name in ("NNN", "LN", "BN", "DBN")
         ),
         *(
             Claim(
@@ -47,7 +58,7 @@ RECIPE = Recipe(
                 name,
                 "condition_number",
             )
-            for name in ("LN", "BN")
+            for name in ("NNN", "LN", "BN")
         ),
         *(
             Claim(
@@ -56,7 +67,7 @@ RECIPE = Recipe(
                 name,
                 "average_train_loss",
             )
-            for name in ("LN", "BN")
+            for name in ("NNN", "LN", "BN")
         ),
     ),
     choices=(
@@ -67,7 +78,7 @@ RECIPE = Recipe(
         "Layers are initialized as torch does, where the paper names LeCun's rule.",
         "The condition number is the largest eigenvalue over the smallest of the classifier's "
         "Fisher information on the training images, every 100 updates, its median over them.",
-        "Natural Neural Networks, the paper's fifth line, are not in isonorm.",
+        *NATURAL_CHOICES,
     ),
     quick=Quick(width=0.25, epochs=2, train_images=38, test_images=38),
 )

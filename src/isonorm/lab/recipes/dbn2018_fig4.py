@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..plan import Plan
-from ..recipe import Claim, Configuration, Quick, Recipe, Search
+from ..recipe import Claim, Quick, Recipe
 from .common import BN, LN, PLAIN
+from .dbn2018_fig3 import NATURAL_CHOICES, mlps
 
 GROUPS = (1, 8, 16, 32, 64, 128)
 NORMS = {
@@ -21,17 +22,7 @@ RECIPE = Recipe(
     title="Group size of DBN in a 6-layer MLP on PIE",
     data="pie",
     seeds=5,
-    configurations=tuple(
-        Configuration(
-            name,
-            "mlp",
-            PLAN,
-            norm=norm,
-            options={"hidden": (128,) * 5},
-            search=Search({"lr": (0.1, 0.2, 0.5, 1, 2)}),
-        )
-        for name, norm in NORMS.items()
-    ),
+    configurations=tuple(mlps(NORMS, PLAN, hidden=(128,) * 5)),
     claims=(
         *(
             Claim(
@@ -50,7 +41,7 @@ RECIPE = Recipe(
                 worse,
                 "average_train_loss",
             )
-            for worse in ("plain", "LN", "BN")
+            for worse in ("plain", "NNN", "LN", "BN")
         ),
     ),
     choices=(
@@ -59,7 +50,7 @@ RECIPE = Recipe(
         "say how it divides them, and reports training alone.",
         "DBN has no γ and β: the paper says so of G1. BN and LN have them.",
         "Against epochs; the paper's (b) is against wall-clock time of its CPU implementation.",
-        "Natural Neural Networks, the paper's other line, are not in isonorm.",
+        *NATURAL_CHOICES,
     ),
     quick=Quick(width=0.125, epochs=1, batch_size=34, train_images=68, test_images=68),
 )

@@ -78,6 +78,16 @@ RECIPE = Recipe(
         ),
         *(
             Claim(
+                f"With {remedy} EquiNorm matches the generalization of BatchNorm: its error is "
+                "within half a percent.",
+                f"EquiNorm, {remedy}",
+                "BatchNorm",
+                margin=0.005,
+            )
+            for remedy in ("mixup", "manifold mixup")
+        ),
+        *(
+            Claim(
                 f"Manifold mixup significantly improves test accuracy for {name}.",
                 f"{name}, manifold mixup",
                 name,

@@ -12,6 +12,8 @@ KINDS = {
     "GroupNorm": (GN, "plain"),
     "EquiNorm": ("plain", "equinorm"),
 }
+#: Tried by the paper on this network, without success (Section 6); no line of its figures.
+WEIGHT_NORM = {"WeightNorm": ("plain", "weightnorm")}
 
 
 def on(data: str, figure: str, title: str) -> Recipe:
@@ -26,7 +28,7 @@ def on(data: str, figure: str, title: str) -> Recipe:
             Configuration(
                 name, "preact_resnet", MANIFOLD, norm=norm, conv=conv, options={"depth": 152}
             )
-            for name, (norm, conv) in KINDS.items()
+            for name, (norm, conv) in (KINDS | WEIGHT_NORM).items()
         ),
         claims=(
             Claim(
@@ -42,8 +44,23 @@ def on(data: str, figure: str, title: str) -> Recipe:
                 "BatchNorm",
                 margin=0.005,
             ),
+            *(
+                Claim(
+                    "WeightNorm does not reliably converge with very deep networks such as "
+                    f"ResNet-152 (Section 6): its training loss is above {name}'s.",
+                    name,
+                    "WeightNorm",
+                    "train_loss",
+                )
+                for name in ("BatchNorm", "EquiNorm")
+            ),
         ),
-        choices=(*SILENT[1:], "GroupNorm with 32 groups, its default."),
+        choices=(
+            *SILENT[1:],
+            "GroupNorm with 32 groups, its default.",
+            "WeightNorm is g·v/‖v‖ in every convolution, with a bias, from He et al.'s weights and "
+            "with the others' learning rate; the paper does not tell what it tried.",
+        ),
         quick=Quick(width=0.5, depth=18, epochs=1, train_images=16),
     )
 

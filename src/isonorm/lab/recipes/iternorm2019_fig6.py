@@ -68,10 +68,11 @@ RECIPE = Recipe(
                 "average_train_error",
             ),
             *lower(
-                f"{case}: DBN has better optimization than BN.",
+                f"{case}: DBN has better optimization and generalization than BN.",
                 f"DBN, {case}",
                 f"BN, {case}",
                 "average_train_error",
+                "test_error",
             ),
         )
     ),

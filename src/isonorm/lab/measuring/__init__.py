@@ -1,0 +1,1 @@
+"""Figures of the papers that train nothing: layers, their time, and the operations they take."""

@@ -1,0 +1,101 @@
+"""``isonorm run`` and ``check`` for recipes that measure layers."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from .. import options, presentation, records
+from ..devices import resolve_device
+from ..machine import Machine
+from ..output import console_for_results, fail, say
+from ..pages.run import REPORT
+from ..recipes import all_recipes
+from .presentation import results_table, turn_line
+from .run import RESULT, Measuring, conduct, read
+from .words import Measurement
+
+#: Options that only a training can heed.
+_OF_TRAINING = {"devices", "nodes", "strategy", "precision", "sync_statistics", "keep_weights"}
+
+
+def concerns(name: str, folder: Path | None) -> bool:
+    """Whether the recipe of this name, or of the run in a folder, measures layers."""
+    if folder is not None:
+        try:
+            name = json.loads((folder / RESULT).read_text(encoding="utf-8"))["recipe"]
+        except (OSError, json.JSONDecodeError, KeyError, TypeError):
+            return False  # no run at all, as whoever reads it will say
+    return isinstance(all_recipes().get(name), Measurement)
+
+
+def run(context: typer.Context) -> None:
+    """Measures what the command line asks for, in this process alone."""
+    console = console_for_results()
+    try:
+        measuring = _begin(context)
+        conduct(measuring, lambda turn, found: say(console, turn_line(measuring, turn, found)))
+    except ValueError as error:
+        fail(str(error), code=2)
+    except OSError as error:
+        fail(f"cannot write to {error.filename}: {error.strerror or error}.", code=1)
+    _report(console, measuring)
+
+
+def check(folder: Path) -> None:
+    """Says which of the paper's claims hold in a run."""
+    try:
+        measuring = read(folder, _find)
+    except ValueError as error:
+        fail(str(error), code=2)
+    presentation.print_verdicts(console_for_results(), measuring)
+
+
+def _begin(context: typer.Context) -> Measuring:
+    words = context.params
+    if words["resume"] is not None:
+        options.refuse_other_words(context)
+        measuring = read(words["resume"], _find)
+        if words["recipe"] not in ("", measuring.recipe.name):
+            raise ValueError(
+                f"{words['resume']} is a run of {measuring.recipe.name}, not of {words['recipe']}."
+            )
+        return measuring
+    reason = f"{words['recipe']} measures layers, in float32 and in one process"
+    options.refuse(context, _OF_TRAINING, reason)
+    recipe, scale = _find(words["recipe"]).only(words["only"] or ()), words["scale"]
+    if scale not in ("full", "quick"):
+        raise ValueError(f"scale must be full or quick; got {scale!r}.")
+    quick, started = scale == "quick", datetime.now().astimezone()
+    machine = Machine(
+        device=resolve_device(words["device"]), compile=words["compile"], threads=words["threads"]
+    )
+    return Measuring(
+        recipe=recipe.shrunk() if quick else recipe,
+        scale=scale,
+        seeds=words["seeds"] or (1 if quick else recipe.seeds),
+        machine=machine,
+        folder=records.create_run_folder(words["out"], recipe.name + "-quick" * quick, started),
+        started=started,
+        only=tuple(words["only"] or ()),
+    )
+
+
+def _find(name: str) -> Measurement:
+    recipe: Any = all_recipes()[name]
+    return recipe
+
+
+def _report(console: Console, measuring: Measuring) -> None:
+    if measuring.results:
+        console.print(results_table(measuring))
+        presentation.print_verdicts(console, measuring)
+    say(console, f"Results and figures are in {measuring.folder}, and {REPORT} shows them")
+    if measuring.status == "interrupted":
+        say(console, f"Stopped. Go on with: isonorm run --resume {measuring.folder}")
+        raise typer.Exit(130)

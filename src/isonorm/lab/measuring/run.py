@@ -1,0 +1,182 @@
+"""A measurement being made: layer after layer, each number on disk as soon as it is there."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from .. import environment, figures, records
+from ..claims import judge
+from ..machine import Machine
+from ..pages import run as run_page
+from ..summary import Estimate
+from ..threads import torch_threads
+from .figure import bars
+from .meters import measure
+from .words import Measured, Measurement
+
+RESULT, MEASUREMENTS = "result.json", "measurements.csv"
+
+#: A layer's name and a seed.
+Turn = tuple[str, int]
+
+
+@dataclass
+class Measuring:
+    """A run of a measurement as far as it has come, and the folder that holds the same."""
+
+    recipe: Measurement  # at the scale it is run at
+    scale: str
+    seeds: int
+    machine: Machine
+    folder: Path
+    started: datetime
+    status: str = "running"  # then "finished" or "interrupted"; a killed process leaves "running"
+    results: dict[Turn, Measured] = field(default_factory=dict)
+    only: tuple[str, ...] = ()  # patterns of the configurations; none: all
+    begun_on: dict[str, Any] | None = None  # the environment of a run that was read
+
+    def turns(self) -> Iterator[Turn]:
+        """All layers once before the next seed: a drift of the machine favours none of them."""
+        for seed in range(self.seeds):
+            for layer in self.recipe.configurations:
+                yield layer.name, seed
+
+    def by_configuration(self) -> dict[str, Sequence[Measured]]:
+        found: dict[str, list[Measured]] = {}
+        for (name, _), measured in self.results.items():
+            found.setdefault(name, []).append(measured)
+        return dict(found)
+
+    @property
+    def command(self) -> str:
+        """The command line that repeats the run."""
+        words = ["isonorm", "run", self.recipe.name, "--scale", self.scale]
+        words += ["--seeds", str(self.seeds)]
+        for pattern in self.only:
+            words += ["--only", pattern]
+        return shlex.join([*words, *self.machine.words()])
+
+
+def conduct(run: Measuring, on_turn: Callable[[Turn, Measured], None]) -> Measuring:
+    """Take every turn that has no numbers yet. Ctrl-C keeps what there is."""
+    recipe = run.recipe
+    if run.begun_on not in (None, environment.describe(run.machine.device)):
+        raise ValueError(
+            f"{run.folder} was measured on other hardware or with other versions, whose times "
+            "cannot stand beside these: begin a new run."
+        )
+    run.status = "running"
+    _write(run)
+    try:
+        with torch_threads(run.machine.threads):
+            for turn in run.turns():
+                if turn in run.results:
+                    continue
+                name, seed = turn
+                measured = measure(recipe[name], recipe.measures, seed, recipe.calls, run.machine)
+                run.results[turn] = measured
+                _write(run)
+                on_turn(turn, measured)
+        run.status = "finished"
+    except KeyboardInterrupt:
+        run.status = "interrupted"
+    _write(run)
+    if run.results:
+        figures.save(bars(recipe, run.by_configuration()), run.folder, "bars")
+        run_page.write(run.folder)
+    return run
+
+
+def _write(run: Measuring) -> None:
+    measures = run.recipe.measures
+    rows = [
+        {"name": name, "seed": seed, "error": measured.error, **measured.values}
+        for (name, seed), measured in run.results.items()
+    ]
+    records.write_csv(
+        run.folder / MEASUREMENTS,
+        ["configuration", "seed", "error", *measures],
+        (list(row.values()) for row in rows),
+    )
+    recipe = run.recipe
+    content = {
+        "command": run.command,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "scale": run.scale,
+        "seeds": run.seeds,
+        "only": run.only,
+        "status": run.status,
+        "started": run.started.isoformat(timespec="seconds"),
+        "machine": asdict(run.machine),
+        "environment": environment.describe(run.machine.device),
+        "choices": recipe.choices,
+        "configurations": recipe.definition(),
+        "summary": [
+            {
+                "configuration": name,
+                **{
+                    key: asdict(Estimate.over(one.values[key] for one in measured))
+                    for key in measures
+                },
+                "paper": dict(recipe[name].paper),
+                "formula": _formula(recipe, name),
+            }
+            for name, measured in run.by_configuration().items()
+        ],
+        "claims": [judge(claim, run.by_configuration()).content() for claim in recipe.claims],
+        "runs": rows,
+    }
+    records.write_json(run.folder / RESULT, content)
+
+
+def read(folder: Path, find: Callable[[str], Measurement]) -> Measuring:
+    """The run in a folder, as far as it has come; its recipe is found by its name."""
+    content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    recipe = find(content["recipe"]).only(content["only"])
+    recipe = recipe.shrunk() if content["scale"] == "quick" else recipe
+    if recipe.definition() != content["configurations"]:
+        raise ValueError(
+            f"{recipe.name} is defined otherwise now than when {folder} was begun: begin a new run."
+        )
+    return Measuring(
+        recipe=recipe,
+        scale=content["scale"],
+        seeds=content["seeds"],
+        machine=Machine(**content["machine"]),
+        folder=folder,
+        started=datetime.fromisoformat(content["started"]),
+        status=content["status"],
+        results=_results(folder / MEASUREMENTS, recipe.measures),
+        only=tuple(content["only"]),
+        begun_on=content["environment"],
+    )
+
+
+def _results(path: Path, measures: Sequence[str]) -> dict[Turn, Measured]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return {
+                (row["configuration"], int(row["seed"])): Measured(
+                    {key: float(row[key]) for key in measures}, float(row["error"])
+                )
+                for row in csv.DictReader(file)
+            }
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is missing or damaged, and with it what was measured: begin a new run."
+        ) from error
+
+
+def _formula(recipe: Measurement, name: str) -> dict[str, Any] | None:
+    layer = recipe[name]
+    if layer.formula is None:
+        return None
+    return {"text": str(layer.formula), "value": layer.formula.at(layer.shape)}

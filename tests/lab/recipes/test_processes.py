@@ -1,0 +1,135 @@
+"""What a run may run on: several nodes, sharded parameters, the compiler."""
+
+from __future__ import annotations
+
+import csv
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from isonorm.lab import experiment
+from isonorm.lab.cli import app
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, official) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    official.mnist(folder, train=60, test=20)
+    official.faces(folder, "pie")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_drawn(monkeypatch):
+    monkeypatch.setattr(experiment.figures, "save", lambda *arguments: [])
+
+
+def words(files: Path, out: Path, recipe: str, *more: str) -> list[str]:
+    return ["run", recipe, "--data", str(files), "--scale", "quick", "--device", "cpu",
+            "--keep-weights", "--out", str(out), *more]  # fmt: skip
+
+
+def isonorm_command(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def losses(out: Path) -> list[float]:
+    (folder,) = out.iterdir()
+    with (folder / "curves.csv").open() as file:
+        return [float(row["train_loss"]) for row in csv.DictReader(file)]
+
+
+def weights(out: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted(out.glob("*/*.safetensors"))}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_two_nodes_by_torchrun_train_to_the_weights_of_one_process(files, tmp_path):
+    """A launcher for each node, here on one machine, as docs/lab.md says; with gloo, in float64."""
+    options = ["--precision", "float64", "--only", "NNN"]  # whose layers share statistics anyway
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = isonorm_command(*words(files, one, "dbn2018-fig4", *options))
+    assert alone.exit_code == 0, alone.output
+    command = words(files, two, "dbn2018-fig4", *options, "--nodes", "2")
+    port = str(free_port())
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node",
+             "1", "--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port,
+             "-m", "isonorm.lab.cli", *command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for node in "01"
+    ]  # fmt: skip
+    try:
+        outputs = [launcher.communicate(timeout=200)[0] for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    assert [launcher.returncode for launcher in launchers] == [0, 0], "\n".join(outputs)
+    assert "NNN" in outputs[0] and "NNN" not in outputs[1], "one of them speaks"
+    expected, found = weights(one), weights(two)
+    assert len(expected) == 8  # the ends of three rows of a grid
+    for name, tensors in expected.items():
+        for key, value in tensors.items():
+            torch.testing.assert_close(found[name][key], value, rtol=1e-5, atol=1e-9)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-6)
+
+
+def test_compiled_it_trains_along_the_same_curve(files, tmp_path):
+    options = ["--only", "DBN-ZCA, 2 layers"]
+    curves = {}
+    for compile in ("no", "yes"):
+        ran = isonorm_command(
+            *words(files, tmp_path / compile, "dbn2018-fig2", *options, "--compile", compile)
+        )
+        assert ran.exit_code == 0, ran.output
+        curves[compile] = losses(tmp_path / compile)
+    assert len(curves["no"]) == 2
+    assert curves["yes"] == pytest.approx(curves["no"], rel=1e-4)
+    expected, found = weights(tmp_path / "no"), weights(tmp_path / "yes")
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--compile", "graphs"], "compile graphs records CUDA graphs, and the device is cpu"),
+        (["--strategy", "fsdp"], "strategy fsdp shards a model over GPUs; on a CPU choose ddp"),
+        (["--strategy", "fsdp", "--devices", "2"], "on a CPU choose ddp"),
+    ],
+)
+def test_what_a_cpu_cannot_do_is_one_sentence(options, sentence, files, tmp_path):
+    command = words(files, tmp_path / "runs", "dbn2018-fig2")
+    command.remove("--keep-weights")
+    answered = isonorm_command(*command, *options)
+    assert answered.exit_code == 2 and answered.stderr.count("\n") == 1
+    assert sentence in answered.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [("--strategy", "fsdp"), ("--compile", "graphs")])
+def test_on_a_gpu_the_curve_is_that_of_the_plain_run(options, files, tmp_path):
+    found = {}
+    for name, more in {"plain": (), "other": options}.items():
+        command = words(files, tmp_path / name, "dbn2018-fig2", "--only", "DBN-ZCA, *", *more)
+        command[command.index("cpu")] = "cuda"
+        command.remove("--keep-weights")
+        ran = subprocess.run(
+            [sys.executable, "-m", "isonorm.lab.cli", *command], capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        found[name] = losses(tmp_path / name)
+    assert found["other"] == pytest.approx(found["plain"], rel=1e-3)
