@@ -65,8 +65,7 @@ def forward(
     x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None = None
 ) -> tuple[Tensor, Saved]:
     """Steps 1 to 3 on an (N, C, *) tensor."""
-    steps, y = _steps(plan.backend), torch.empty_like(x)
-    x, out = flat(x), flat(y)
+    steps, whole, x = _steps(plan.backend), x, flat(x)
     shapes = plan.problem_shapes(*x.shape)
     residual = None if residual is None else _walkable(flat(residual), x, plan)
     works = [steps.prepare(x, block, plan, recovery, residual) for block, *_ in shapes]
@@ -78,6 +77,8 @@ def forward(
         solved = [steps.root(stats.cov, plan) for stats in measured]
     else:
         measured, solved = zip(*(steps.analyze(work, plan) for work in works), strict=True)
+    y = torch.empty_like(whole)  # now, not before the sums, which need memory of their own
+    out = flat(y)
     for work, stats, (w, _) in zip(works, measured, solved, strict=True):
         steps.apply(work, out, stats.mean, w, recovery, plan)
     _copy_back(y, out)
@@ -127,8 +128,8 @@ def backward(
     over all of them.
     """
     steps, dtype = _steps(plan.backend), working_dtype(x)
-    dx, g = torch.empty_like(x), None if extra is None else torch.empty_like(x)
-    x, out = flat(x), flat(dx)
+    g = None if extra is None else torch.empty_like(x)
+    whole, x = x, flat(x)
     problems = list(unpack(saved, plan, *x.shape))
     dy = _walkable(flat(dy), x, plan)
     extra = None if extra is None else _walkable(flat(extra), x, plan)
@@ -161,6 +162,8 @@ def backward(
         for i, part in enumerate(cut(of_statistics.pop(0), [p.cov.shape for p in problems])):
             grads[i] = grads[i]._replace(slope=grads[i].slope + (part + part.mT) / m)
 
+    dx = torch.empty_like(whole)
+    out = flat(dx)
     for work, p, grad in zip(works, problems, grads, strict=True):
         steps.backward_apply(work, dy, out, p, grad, recovery, plan)
     _copy_back(dx, out)
