@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .NOTPARALLEL:
 .PHONY: demo test check bench format clean help again
 
-demo: $(VENV)/.stamp-lab ## train one network with several normalizations; table here, figure under runs/
+demo: $(VENV)/.stamp-lab ## train one network with several normalizations; a table here, a page under runs/
 	$(BIN)/isonorm compare
 
 test: $(VENV)/.stamp-test ## run the tests and the docstring examples; ARGS="-k newton" is passed on to pytest
