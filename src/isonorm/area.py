@@ -29,6 +29,11 @@ def flat(x: Tensor) -> Tensor:
     return x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
 
 
+def shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether one is a view of the other; a tracer, too, can tell."""
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
 def flat_shape(x: Tensor) -> tuple[int, int, int]:
     n, channels, *positions = x.shape
     return n, channels, prod(positions)

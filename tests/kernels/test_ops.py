@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from isonorm import area, operation
+from isonorm import area, functional, operation
 from isonorm.kernels import autograd
 from isonorm.kernels.plan import Plan
 
@@ -133,6 +134,18 @@ def test_the_operator_twice_differentiated(name):
         return torch.ops.isonorm.normalize(x, weight, bias, None, None, plan.encode())[0]
 
     assert torch.autograd.gradgradcheck(normalize, (x, weight, bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_tracers_see_the_eager_function(mode):
+    """Their tensors have no memory to look at."""
+    x = torch.randn(5, C, 3, 4, dtype=torch.float64)
+
+    def normalize(x):
+        return functional.normalize(x, area=area.batch(3), operation="whiten")[0]
+
+    traced = make_fx(normalize, tracing_mode=mode)(x)
+    torch.testing.assert_close(traced(x), normalize(x))
 
 
 @pytest.mark.parametrize("name", PLANS)

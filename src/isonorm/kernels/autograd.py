@@ -33,7 +33,7 @@ def run(
     """Normalizes an (N, C, *) tensor. Gradients flow through y, mean and cov."""
     if plan.backend == "triton":
         if not (x.is_contiguous() or x.movedim(1, -1).is_contiguous()):
-            x = x.contiguous()  # kernels walk input and output by the same strides
+            x = x.contiguous()  # once, rather than in forward and in backward
         _check_devices(x, weight, bias, residual)
     if torch.compiler.is_compiling():
         y, *saved = _forward_op(x, weight, bias, color, residual, plan.encode())
@@ -187,7 +187,8 @@ def _register(name: str, run: Callable, fake: Callable) -> Callable:
     """An operator that runs a function; ``torch.library.custom_op`` would look at every output
     again, which takes as long as a small layer.
     """
-    torch.library.define(name, torch.library.infer_schema(run, mutates_args=()))
+    schema = torch.library.infer_schema(run, mutates_args=())
+    torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
     torch.library.impl(name, "CompositeExplicitAutograd", run)
     torch.library.register_fake(name, fake)
     namespace, _, own = name.partition("::")

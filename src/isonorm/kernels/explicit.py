@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..area import flat
+from ..area import flat, shares_memory
 from ..recovery import Affine, Coloring, Recovery
 from ..statistics import all_reduce, reduce_across, working_dtype
 from . import plain
@@ -65,7 +65,7 @@ def forward(
     x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None = None
 ) -> tuple[Tensor, Saved]:
     """Steps 1 to 3 on an (N, C, *) tensor."""
-    steps, whole, x = _steps(plan.backend), x, flat(x)
+    steps, whole, x = _steps(plan.backend), x, _dense(x, plan)
     shapes = plan.problem_shapes(*x.shape)
     residual = None if residual is None else _walkable(flat(residual), x, plan)
     works = [steps.prepare(x, block, plan, recovery, residual) for block, *_ in shapes]
@@ -89,8 +89,15 @@ def forward(
 
 def _copy_back(whole: Tensor, flattened: Tensor) -> None:
     """Of a tensor in neither of the usual formats ``flat`` is a copy."""
-    if flattened.data_ptr() != whole.data_ptr():
+    if not shares_memory(flattened, whole):
         whole.copy_(flattened.view(whole.shape))
+
+
+def _dense(x: Tensor, plan: Plan) -> Tensor:
+    """(N, C, S), for kernels without gaps: they walk the output by the input's strides."""
+    if plan.backend != "triton" or x.is_contiguous() or x.movedim(1, -1).is_contiguous():
+        return flat(x)
+    return flat(torch.empty_like(x).copy_(x))
 
 
 def _walkable(t: Tensor, x: Tensor, plan: Plan) -> Tensor:
@@ -129,7 +136,7 @@ def backward(
     """
     steps, dtype = _steps(plan.backend), working_dtype(x)
     g = None if extra is None else torch.empty_like(x)
-    whole, x = x, flat(x)
+    whole, x = x, _dense(x, plan)
     problems = list(unpack(saved, plan, *x.shape))
     dy = _walkable(flat(dy), x, plan)
     extra = None if extra is None else _walkable(flat(extra), x, plan)
@@ -167,6 +174,8 @@ def backward(
     for work, p, grad in zip(works, problems, grads, strict=True):
         steps.backward_apply(work, dy, out, p, grad, recovery, plan)
     _copy_back(dx, out)
+    if g is not None and through is not None:
+        _copy_back(g, through)
     dweight = _joined(recovery.gain, [part.dweight for part in grads])
     dbias = _joined(recovery.bias, [part.dbias for part in grads])
     return dx, dweight, dbias, g

@@ -26,7 +26,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..area import Area, Block
+from ..area import Area, Block, shares_memory
 
 #: Numbers in a chunk: what a last-level cache holds; on a GPU, enough to hide a launch.
 CHUNK_NUMEL = {"cpu": 1 << 20}
@@ -116,8 +116,7 @@ class Layout:
         if chunk.dtype != self.dtype:
             return None
         tile = self.tile(chunk)
-        same = tile.untyped_storage()._cdata == chunk.untyped_storage()._cdata
-        return tile if same else None
+        return tile if shares_memory(tile, chunk) else None
 
     def tile(self, chunk: Tensor) -> Tensor:
         """The chunk's tile in the working dtype."""
