@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import isonorm
 from isonorm import area, operation
@@ -84,6 +85,7 @@ def make_inputs(shape, dtype, layout):
 
 
 def relative_error(got, want) -> float:
+    assert got.shape == want.shape
     return ((got.double() - want).norm() / want.norm().clamp(min=1e-12)).item()
 
 
@@ -183,6 +185,84 @@ def check_twice_differentiated(act, with_residual) -> None:
         assert torch.allclose(got.double(), want.double(), rtol=1e-3, atol=1e-3)
 
 
+def check_edges() -> None:
+    """One example, none, parameters with strides and dtypes of their own, gaps in the input."""
+    newton, standardize = operation.whiten("newton", 3), operation.standardize()
+    for shape, where, op in (
+        ((1, 5, 4, 5), area.layer(), standardize),
+        ((2, 6, 4, 5), area.batch_group(1), standardize),
+        ((0, 5, 4, 5), area.layer(), standardize),
+        ((0, 5, 4, 5), area.instance(3), newton),
+        ((0, 5, 4, 5), area.batch(3), newton),
+        ((0, 5, 4, 5), area.batch(3), operation.whiten("polar")),
+    ):
+        check(shape, where, op, torch.float32, "channels_last")
+    x, dy, residual, weight, bias = make_inputs((3, 6, 4, 5), torch.float32, "nchw")
+    for where, op in ((area.batch(4), newton), (area.group(3), standardize)):
+        parameters = weight[:1].expand(6), torch.stack([bias, bias], 1)[:, 0]
+        for chosen in (parameters, (weight.double(), bias.double())):
+            got = passes(x, dy, *chosen, where, op, "triton")
+            want = passes(*(t.double() for t in (x, dy, *chosen)), where, op, "torch")
+            for g, w in zip(got, want, strict=True):
+                assert relative_error(g, w) < TOLERANCE[torch.float32]
+    with_gaps = torch.stack([x, dy], -1)[..., 0].requires_grad_()
+    plan = make_plan(area.batch(4), newton, 1e-2, "", "triton", "silu")
+    found = []
+    for leaf in (with_gaps, x.clone().requires_grad_()):
+        y, *_ = torch.ops.isonorm.normalize(leaf, weight, bias, None, residual, plan.encode())
+        found.append([y, *torch.autograd.grad(y, leaf, dy)])
+    for g, w in zip(*found, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def check_range_of_float16() -> None:
+    """dΣ is as large as dy/x²: far beyond float16 where x is small, and below it where x is
+    large.
+    """
+    for size in (1e-3, 6e3):
+        x, dy, *_ = make_inputs((64, 16), torch.float32, "nchw")
+        x = ((x - x.mean(0)) * size).half()
+        where, op = area.batch(16), operation.whiten("newton", 7)
+        inputs = [t.detach().requires_grad_() for t in (x, x.double())]
+        grads = []
+        for leaf, backend in zip(inputs, ("triton", "torch"), strict=True):
+            with isonorm.backend(backend):
+                y, _ = isonorm.functional.normalize(leaf, area=where, operation=op, eps=1e-9)
+            grads.append(torch.autograd.grad(y, leaf, (dy * 8).to(leaf.dtype))[0])
+        assert relative_error(*grads) < 3e-3, (size, relative_error(*grads))
+
+
+def check_synchronized(rank: int, meeting: str) -> None:
+    """Two processes, each with some examples, against one with all of them."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    x, dy, _, weight, bias = make_inputs((5, 6, 4, 5), torch.float32, "nchw")
+    mine = slice(0, 3) if rank == 0 else slice(3, 5)
+    for where, op in (
+        (area.batch(4), operation.whiten("newton", 5)),
+        (area.batch_group(2), operation.standardize()),
+    ):
+        found = []
+        for rows, dtype, group in ((mine, torch.float32, "world"), (..., torch.float64, None)):
+            leaf = x[rows].to(dtype).requires_grad_()
+            recovery = Affine(weight.to(dtype), bias.to(dtype))
+            with isonorm.backend("torch" if group is None else "triton"):
+                y, statistics = isonorm.functional.normalize(
+                    leaf, area=where, operation=op, recovery=recovery, process_group=group
+                )
+            dx, *_ = torch.autograd.grad(y, leaf, dy[rows].to(dtype))
+            found.append((y, dx, *statistics[1:]))
+        (y, dx, *statistics), (whole_y, whole_dx, *whole) = found
+        for g, w in (
+            (y, whole_y[mine]),
+            (dx, whole_dx[mine]),
+            *zip(statistics, whole, strict=True),
+        ):
+            assert relative_error(g, w) < TOLERANCE[torch.float32]
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def check_fused_operators() -> None:
     """Schema, fakes, autograd and AOT dispatch of the operators with something fused."""
     x, dy, residual, weight, bias = make_inputs((6, 5, 4), torch.float32, "nchw")
@@ -260,6 +340,16 @@ def test_fused_operators() -> None:
 
 
 @pytest.mark.gpu
+def test_edges() -> None:
+    check_edges()
+
+
+@pytest.mark.gpu
+def test_the_range_of_float16() -> None:
+    check_range_of_float16()
+
+
+@pytest.mark.gpu
 def test_the_same_input_gives_the_same_bits() -> None:
     x = torch.randn(64, 128, 14, 14, device=DEVICE, dtype=torch.bfloat16)
     first, second = (isonorm.functional.iter_norm(x)[0] for _ in range(2))
@@ -311,6 +401,14 @@ def test_offsets_beyond_two_to_the_31() -> None:
     assert (y[-32:].double() - want).norm() / want.norm() < TOLERANCE[torch.bfloat16]
 
 
+def test_groups_as_features_have_the_limit_of_float32(monkeypatch) -> None:
+    """Their recovery follows the kernels, which then work in float32."""
+    monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
+    x = torch.randn(2, 128, 4, 4, dtype=torch.float16)
+    choice = choose(operation.whiten(), area.group(128), x)
+    assert choice.backend == "torch" and "64" in choice.reason
+
+
 def test_the_choice_gives_a_reason() -> None:
     x = torch.randn(4, 6)
     choice = choose(operation.whiten(), area.batch(), x)
@@ -325,8 +423,9 @@ def test_the_choice_gives_a_reason() -> None:
 IMPORTS = """
 import torch
 from tests_kernels import (
-    COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_fused,
-    check_fused_operators, check_twice_differentiated
+    COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_edges,
+    check_fused, check_fused_operators, check_range_of_float16, check_synchronized,
+    check_twice_differentiated
 )
 torch.manual_seed(0)
 """
@@ -361,18 +460,41 @@ for index, case in enumerate(WITHIN_EXAMPLES):
 for case in COLORED:
     check_colored(*case)
 """,
+    "edges": """
+check_edges()
+check_range_of_float16()
+""",
 }
 
 
-@pytest.mark.parametrize("part", INTERPRETED)
-def test_kernels_agree_with_float64_in_the_interpreter(part, tmp_path) -> None:
-    """The same kernels at small sizes, in a process of its own: Triton decides at its import."""
+def interpret(script, tmp_path) -> subprocess.Popen:
+    """A script with the same kernels, in a process of its own: Triton decides at its import."""
     pytest.importorskip("triton")
     (tmp_path / "tests_kernels.py").write_text(Path(__file__).read_text(encoding="utf-8"))
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    script = IMPORTS + INTERPRETED[part] + "print('all agree')"
-    run = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=600
-    )
-    assert run.stdout.strip() == "all agree", run.stderr[-2000:]
+    command = [sys.executable, "-c", IMPORTS + script + "\nprint('all agree')"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def must_agree(*processes: subprocess.Popen) -> None:
+    try:
+        for process in processes:
+            stdout, stderr = process.communicate(timeout=600)
+            assert stdout.strip().endswith("all agree"), stderr[-2000:]
+    finally:
+        for process in processes:
+            with process:  # closes its pipes
+                process.kill()
+
+
+@pytest.mark.parametrize("part", INTERPRETED)
+def test_kernels_agree_with_float64_in_the_interpreter(part, tmp_path) -> None:
+    must_agree(interpret(INTERPRETED[part], tmp_path))
+
+
+def test_synchronized_kernels_in_the_interpreter(tmp_path) -> None:
+    meeting = str(tmp_path / "meeting")
+    ranks = [interpret(f"check_synchronized({rank}, {meeting!r})", tmp_path) for rank in range(2)]
+    must_agree(*ranks)

@@ -123,7 +123,8 @@ def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -
             return f"with fewer than {FEWEST_POSITIONS} positions a channel, kernels gain nothing"
         return None
     size = area.num_features(x.shape[1])
-    float32 = x.dtype == torch.float32 or operation.method != "newton"
+    outside = area.features == "groups"  # a recovery then follows the kernels, which give float32
+    float32 = x.dtype == torch.float32 or operation.method != "newton" or outside
     largest = LARGEST_FLOAT32_GROUP if float32 else LARGEST_GROUP
     if size > largest:
         return f"the kernels take groups up to {largest} channels for this, not {size}"

@@ -124,9 +124,12 @@ class Plan:
         return [(block, *self.area.problem_shape(block, batch, positions)) for block in blocks]
 
     def fuses_root(self, d: int, device: torch.device) -> bool:
-        """Whether one kernel runs the whole recurrence of a group: newton or polar, d up to 64."""
+        """Whether one kernel runs the whole recurrence of a group: newton or polar, d up to 64.
+
+        Not where statistics come from all ranks: the kernels begin with this rank's own sums.
+        """
         root = self.root(d, device)
-        if self.backend != "triton" or not isinstance(root, Recurrence):
+        if self.backend != "triton" or self.group or not isinstance(root, Recurrence):
             return False
         return d <= FUSED_ROOT and len(root.steps) <= FUSED_STEPS[root.name]
 

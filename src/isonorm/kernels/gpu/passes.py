@@ -93,30 +93,27 @@ def _settle(
     gain = {"WEIGHT": weight is not None}
 
     numbers: tuple
+    root = gradients = None
     if diagonal:
         count = m // block.size if several_channels else m  # of one channel
-        scaled = not several_channels
         constants: dict[str, object] = {"D": lay.d, "CENTER": center, "num_warps": 2}
         numbers = (plan.eps, count, lay.channels, lay.groups)
         statistics = _small("scale_kernel", lay.problems, numbers, {**constants, "SCALE": False})
-        root = _small("scale_kernel", lay.problems, numbers, {**constants, "SCALE": True})
-        lanes = lay.examples * lay.channels
-        numbers = (m, lanes, lay.channels, lay.problems * lay.d, lay.groups * lay.d)
-        constants = {"BLOCK": SCALES, "CENTER": center, "num_warps": 2}
-        gradients = _small(
-            "scale_backward_kernel", triton.cdiv(lanes, SCALES), numbers, constants | gain
-        )
-        root, gradients = (root, gradients) if scaled else (None, None)
+        if not several_channels:
+            root = _small("scale_kernel", lay.problems, numbers, {**constants, "SCALE": True})
+            lanes = lay.examples * lay.channels
+            numbers = (m, lanes, lay.channels, lay.problems * lay.d, lay.groups * lay.d)
+            constants = gain | {"BLOCK": SCALES, "CENTER": center, "num_warps": 2}
+            programs = triton.cdiv(lanes, SCALES)
+            gradients = _small("scale_backward_kernel", programs, numbers, constants)
     else:
         constants = {"D": lay.d, "CENTER": center, "num_warps": 4}
         statistics = _small("statistics_kernel", b, (m, b * d, d), constants)
-        root = gradients = None
         if recurrence is not None:
-            flags: dict[str, object] = {"SUMS": True, "CENTER": center}
             short = plan.operation.method == "newton" and len(recurrence.steps) <= SHORT
             half = short and x.dtype != torch.float32
             precision = "float16x3" if half else "tf32x3"
-            constants = flags | root_constants(recurrence, d, precision)
+            constants = {"CENTER": center} | root_constants(recurrence, d, precision)
             root = _small("root_kernel", b, (plan.eps, m, b * d, d), constants)
             if half and x.dtype == torch.bfloat16:
                 precision = "float16"  # what is made of gradients in bfloat16 needs no more
@@ -168,16 +165,6 @@ def root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str, 
         "num_warps": ROOT_WARPS if d > 16 else 1,
         "num_stages": 1,
     }
-
-
-@lru_cache(maxsize=256)
-def root_of_covariance(
-    recurrence: Recurrence, eps: float, b: int, d: int, center: bool
-) -> Launcher:
-    """The root kernel for covariances that came from all ranks, not from sums."""
-    flags: dict[str, object] = {"SUMS": False, "CENTER": center}
-    constants = flags | root_constants(recurrence, d, "tf32x3")
-    return _small("root_kernel", b, (eps, 1, b * d, d), constants)
 
 
 @lru_cache(maxsize=64)

@@ -8,8 +8,9 @@ steps, Z_k; and, except of the last, P_(k+1) and B_k.
 A product has three terms of the operands' high and low halves. In TF32 that is float32's accuracy
 to a few units in the last place, which full whitening and float32 input need: the iteration
 amplifies what it is given. In float16 it takes half the instructions, and its error is at most
-2⁻²² of the largest entries, as long as none is beyond float16's range: all iterates of a few Newton
-steps are near 1, and gradients are scaled to be, since the derivative is linear in them.
+2⁻²² of the largest entries or, where those are small, about 2⁻²⁵, as long as none is beyond
+float16's range: all iterates of a few Newton steps are near 1, and gradients are scaled to be,
+since the derivative is linear in them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _normalized(b_cov, diagonal, eps, FROBENIUS: tl.constexpr):
 
 @triton.jit
 def _keep(p_memo, slot, groups, size, o, m, b):
-    tl.store(p_memo + slot * groups * size * size + o, b, mask=m)
+    tl.store(p_memo + slot * groups.to(tl.int64) * size * size + o, b, mask=m)
 
 
 @triton.jit
@@ -140,20 +141,14 @@ def scale_kernel(
 @triton.jit
 def root_kernel(
     p_total, p_mean, p_cov, p_steps, p_w, p_memo, eps, count, channels, size,
-    SUMS: tl.constexpr, CENTER: tl.constexpr,
-    T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CENTER: tl.constexpr, T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr,
+    FROBENIUS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 2: W = P_T(Σ_N)/√s, and the trail; from sums, μ and Σ on the way."""
+    """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
-    if SUMS:
-        b_cov = _statistics(
-            p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, CENTER
-        )
-    else:
-        b_cov = tl.load(p_cov + o, mask=m, other=0.0)
+    b_cov = _statistics(p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, CENTER)
     b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
     SLOT_P: tl.constexpr = 2 if QUINTIC else 1
@@ -211,7 +206,7 @@ def root_backward_kernel(
     b_sigma, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
     SLOT_P: tl.constexpr = 2 if QUINTIC else 1
-    stride = groups * size * size
+    stride = groups.to(tl.int64) * size * size
     b_dz = 0.5 * (b_dw + tl.trans(b_dw))
     size_of_gradient = tl.max(tl.max(tl.abs(b_dz), 1), 0)
     size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from ...area import Block
 from ...recovery import Affine, Coloring, Recovery
-from ...roots import Recurrence
 from ...statistics import Statistics
 from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
-from .passes import Pass, coefficients, find_pass, root_of_covariance
+from .passes import Pass, find_pass
 
 
 class Work(NamedTuple):
@@ -53,7 +52,7 @@ def prepare(
     g: Tensor | None = None,
 ) -> Work:
     weight = recovery.weight if isinstance(recovery, Affine) else None  # Γ is part of the matrix
-    bias = recovery.bias
+    weight, bias = (None if t is None else t.contiguous() for t in (weight, recovery.bias))
     run = find_pass(
         x,
         block,
@@ -64,8 +63,8 @@ def prepare(
     )
     if block.groups * block.size != x.shape[1]:
         weight, bias = (None if t is None else t[block.channels] for t in (weight, bias))
-        extra, g = (None if t is None else t[:, block.channels] for t in (extra, g))
-        x = x[:, block.channels]
+        extra, g = (None if t is None else _part(t, block) for t in (extra, g))
+        x = _part(x, block)
     return Work(x, block, weight, bias, extra, g, run)
 
 
@@ -88,7 +87,7 @@ def _sums_about_pivot(work: Work) -> tuple[Tensor, Tensor]:
 def moments(work: Work, plan: Plan) -> Statistics:
     """Step 1."""
     x, run = work.x, work.run
-    if run.m == 0:
+    if x.numel() == 0:
         shapes = (run.b, run.d), (run.b, run.d, run.d)
         return Statistics(0, *(x.new_zeros(shape, dtype=torch.float32) for shape in shapes))
     mean, total = _sums_about_pivot(work)
@@ -107,9 +106,12 @@ def moments(work: Work, plan: Plan) -> Statistics:
 def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     """Steps 1 and 2."""
     x, run = work.x, work.run
-    if run.root is None or run.m == 0:
+    if run.root is None or x.numel() == 0:
         statistics = moments(work, plan)
-        return statistics, root(statistics.cov, plan)
+        w, memo = root(statistics.cov, plan)
+        if run.root is not None:  # of nothing, and for nobody, but of the size that is expected
+            memo = x.new_empty(run.memo_shape, dtype=torch.float32)
+        return statistics, (w, memo)
     mean, total = _sums_about_pivot(work)
     cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
     w = torch.empty_like(cov)
@@ -122,17 +124,9 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
 
 
 def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Step 2 of statistics that are there already, such as those of all ranks."""
-    b, d, _ = cov.shape
-    if not plan.fuses_root(d, cov.device):
-        w, memo = plain.root(cov, plan)
-        return w.contiguous(), memo
-    recurrence = plan.root(d, cov.device)
-    assert isinstance(recurrence, Recurrence)
-    w, memo = torch.empty_like(cov), cov.new_empty(plan.memo_shape(b, d, cov.device))
-    launch = root_of_covariance(recurrence, plan.eps, b, d)
-    launch(cov, cov, cov, coefficients(recurrence.steps, cov.device), w, memo)
-    return w, memo
+    """Step 2 by torch: for roots without a kernel, and for statistics of all ranks."""
+    w, memo = plain.root(cov, plan)
+    return w.contiguous(), memo
 
 
 def _matrix(w: Tensor, work: Work, recovery: Recovery) -> Tensor:
@@ -146,7 +140,7 @@ def _lanes(t: Tensor, work: Work) -> Tensor:
     """A number for each problem as one for each channel the kernels walk."""
     if not work.run.several_channels:
         return t
-    return t.reshape(-1, 1).expand(-1, work.block.size).reshape(-1)
+    return t.reshape(-1, 1).repeat(1, work.block.size).view(-1)  # kernels want a copy, always
 
 
 def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
@@ -173,7 +167,7 @@ def _backward_sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery) -> Te
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4."""
     run, lay = work.run, work.run.lay
-    if p.m == 0:
+    if work.x.numel() == 0:
         nothing = [None if t is None else torch.zeros_like(t) for t in (work.weight, work.bias)]
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), *nothing)
     total = _backward_sums(work, dy, p, recovery)[0]
@@ -189,7 +183,8 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     scales = _lanes(p.w, work).view_as(f)
     dweight, dbias = (outer * scales).sum(0), f.sum(0)
     if work.weight is not None:
-        f, outer = f * work.weight, outer * work.weight
+        weight = work.weight.to(f.dtype)
+        f, outer = f * weight, outer * weight
     f, outer = (t.reshape(p.b, -1).sum(1) for t in (f, outer))
     return Sums(f.view(p.b, 1), outer.view(p.b, 1, 1), dweight, dbias)
 
@@ -206,7 +201,10 @@ def differentiate(
 ) -> Gradients:
     """Steps 4 and 5."""
     run, w = work.run, p.w
-    if run.gradients is None or p.m == 0:
+    if work.x.numel() == 0:
+        own = plain.parameter_gradients(p, sums(work, dy, p, recovery, plan), recovery, plan)
+        return Gradients(*own, w, torch.zeros_like(w), torch.zeros_like(p.mean))
+    if run.gradients is None:
         return plain.gradients(p, sums(work, dy, p, recovery, plan), recovery, plan, m)
     total = _backward_sums(work, dy, p, recovery)
     if isinstance(recovery, Coloring):
@@ -251,7 +249,7 @@ def backward_apply(
     g = _part(dy, block) if work.g is None else work.g
     a = _lanes(grads.a.contiguous(), work)
     if run.several_channels and work.weight is not None:
-        a = (a.view(run.lay.examples, -1) * work.weight).reshape(-1)
+        a = (a.view(run.lay.examples, -1) * work.weight.to(a.dtype)).reshape(-1)
     run.backward_apply(
         x, g, _part(dx, block), a, _lanes(grads.slope.contiguous(), work), _lanes(p.mean, work),
         _lanes(grads.shift, work), _matrix(p.w, work, recovery), *work.parameters(),

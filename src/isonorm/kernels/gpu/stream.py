@@ -1,11 +1,11 @@
 """Kernels that stream the activation: moments and apply, forward and backward (steps 1, 3, 4, 6).
 
 Each program owns one group of D features, of one example where EXAMPLES are problems of their own,
-and every P-th tile of BM samples. A tile is read as it
-lies: MERGED, where samples follow one another at one stride (channels_last, or no positions), or by
-image, where a tile is a piece of one image's row of positions (NCHW), so that loads stay
-contiguous. Centring is in float32, before any product. Partial sums go to memory and are added in a
-fixed order: no atomics, the same input gives the same bits.
+and every P-th tile of BM samples. A tile is read as it lies: MERGED, where samples follow one
+another at one stride (channels_last, or no positions), or by image, where a tile is a piece of one
+image's row of positions (NCHW), so that loads stay contiguous. Centring is in float32, before any
+product. Partial sums go to memory and are added in a fixed order: no atomics, the same input gives
+the same bits.
 
 DIAG treats the D channels of a block one by one (standardization) instead of by a D × D matrix.
 PROMOTE multiplies 16-bit input as float32: full whitening stretches the smallest directions, and
@@ -54,7 +54,8 @@ def _sample_offsets(
 ):
     """Offsets and mask of the BM samples of a tile."""
     if I64:
-        i_tile = i_tile.to(tl.int64)
+        i_tile += tl.zeros((), tl.int64)
+        n += tl.zeros((), tl.int64)  # n·s counts the samples of one channel
     if MERGED:
         i_sample = i_tile * BM + tl.arange(0, BM)
         o_sample = i_sample * ss
@@ -182,7 +183,7 @@ def moments_kernel(
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
-        o_first, m_first = _sample_offsets(0, n, s, sn, ss, BM, MERGED, False)
+        o_first, m_first = _sample_offsets(0, n, s, sn, ss, BM, MERGED, I64)
         b_tile = _load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE).to(tl.float32)
         b_pivot = tl.sum(b_tile, 0) / tl.sum(m_first.to(tl.float32), 0)
     b_first = tl.zeros((D,), tl.float32)
@@ -317,6 +318,8 @@ def backward_apply_kernel(
     )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
+    # slope grows as dy/x² does, beyond float16 in both directions: its entries are scaled to be ≤ 1
+    HALF: tl.constexpr = p_x.dtype.element_ty == tl.float16 and not PROMOTE
     if ACT != "":
         b_w, b_weight, b_bias = _load_map(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
@@ -332,6 +335,10 @@ def backward_apply_kernel(
         m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
         b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
         b_slope = tl.load(p_slope + o_w, mask=m_w, other=0.0)
+        if HALF:
+            largest = tl.max(tl.max(tl.abs(b_slope), 1), 0)
+            largest = tl.where(largest > 0.0, largest, 1.0)
+            b_slope /= largest
         if not PROMOTE:
             b_a = b_a.to(p_x.dtype.element_ty)
             b_slope = b_slope.to(p_x.dtype.element_ty)
@@ -348,7 +355,11 @@ def backward_apply_kernel(
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
             b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
-            b_dx = tl.dot(b_g, b_a, input_precision=PRECISION)
-            b_dx = tl.dot(b_t, b_slope, b_dx, input_precision=PRECISION)
+            if HALF:
+                b_dx = tl.dot(b_t, b_slope, input_precision=PRECISION) * largest
+                b_dx = tl.dot(b_g, b_a, b_dx, input_precision=PRECISION)
+            else:
+                b_dx = tl.dot(b_g, b_a, input_precision=PRECISION)
+                b_dx = tl.dot(b_t, b_slope, b_dx, input_precision=PRECISION)
         b_dx += b_shift[None, :]
         _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel)
