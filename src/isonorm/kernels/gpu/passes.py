@@ -90,7 +90,7 @@ def _settle(
     recurrence = plan.root(d, device) if plan.fuses_root(d, device) else None
     assert recurrence is None or isinstance(recurrence, Recurrence)
     map_flags: dict[str, object] = {"WEIGHT": weight is not None, "BIAS": bias is not None}
-    gain = {"WEIGHT": weight is not None}
+    gain: dict[str, object] = {"WEIGHT": weight is not None}
 
     numbers: tuple
     root = gradients = None
