@@ -204,14 +204,15 @@ def check_no_transform() -> None:
 
 
 def check_options(eps: float, act: str | None) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < inf:
+    # Tuples here and below, not unions, which the compiler of torch 2.6 cannot trace.
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
     if act is not None and act not in ACTIVATIONS:
         raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
 
 
 def check_recovery(recovery: Recovery, area: Area, channels: int) -> None:
-    if not isinstance(recovery, Affine | Coloring):
+    if not isinstance(recovery, (Affine, Coloring)):
         raise TypeError(
             "recovery must be None, isonorm.recovery.Affine(weight, bias) or Coloring(color, bias);"
             f" got {recovery!r}."

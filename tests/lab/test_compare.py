@@ -93,7 +93,7 @@ def test_result_json_tells_what_was_run_where_and_what_came_out(whole):
     content = result_of(folder)
     assert content["status"] == "finished" and content["seeds"] == 2
     assert content["comparison"]["norms"] == NORMS and content["comparison"]["width"] == 8
-    assert content["environment"]["packages"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(content["environment"]["packages"]["torch"])
     assert content["environment"]["processor"] and content["environment"]["cores"] >= 1
     assert [row["configuration"] for row in content["summary"]] == NORMS
     assert len(content["runs"]) == 8
