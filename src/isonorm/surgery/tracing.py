@@ -58,7 +58,12 @@ class LayerTracer(Tracer):
                 named[parameter.name] = proxy
             else:
                 positional.append(proxy)
-        return functools.partial(root_fn, **named), positional
+
+        @functools.wraps(root_fn)  # torch before 2.7 asks for its annotations
+        def root(*arguments: Any) -> Any:
+            return root_fn(*arguments, **named)
+
+        return root, positional
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args, kwargs) -> Any:
         name = self.path_of_module(m)
