@@ -20,6 +20,9 @@ from . import root as roots
 from .launch import Launcher
 from .layout import Layout, layout, padded
 
+#: Constants of a kernel by name.
+Constants = dict[str, object]
+
 #: Warps of the kernels on d × d matrices.
 ROOT_WARPS = 4
 #: Newton steps whose iterates and gradients stay in float16's range.
@@ -82,79 +85,121 @@ def _settle(
     extra: torch.dtype | None,
     precision: str,
 ) -> Pass:
-    device, center = x.device, plan.operation.centers
-    lay = layout(tuple(x.shape), x.stride(), x.dtype, device, block, plan, precision)
-    b, d, m = plan.area.problem_shape(block, x.shape[0], x.shape[2])
+    lay = layout(tuple(x.shape), x.stride(), x.dtype, x.device, block, plan, precision)
+    b, d, m = shape = plan.area.problem_shape(block, x.shape[0], x.shape[2])
     diagonal = "d" not in plan.area.roles
     several_channels = diagonal and plan.area.features != "channels"
-    recurrence = plan.root(d, device) if plan.fuses_root(d, device) else None
-    assert recurrence is None or isinstance(recurrence, Recurrence)
-    map_flags: dict[str, object] = {"WEIGHT": weight is not None, "BIAS": bias is not None}
-    gain: dict[str, object] = {"WEIGHT": weight is not None}
-
-    numbers: tuple
-    root = gradients = None
-    if diagonal:
-        count = m // block.size if several_channels else m  # of one channel
-        constants: dict[str, object] = {"D": lay.d, "CENTER": center, "num_warps": 2}
-        numbers = (plan.eps, count, lay.channels, lay.groups)
-        statistics = _small("scale_kernel", lay.problems, numbers, {**constants, "SCALE": False})
-        if not several_channels:
-            root = _small("scale_kernel", lay.problems, numbers, {**constants, "SCALE": True})
-            lanes = lay.examples * lay.channels
-            numbers = (m, lanes, lay.channels, lay.problems * lay.d, lay.groups * lay.d)
-            constants = gain | {"BLOCK": SCALES, "CENTER": center, "num_warps": 2}
-            programs = triton.cdiv(lanes, SCALES)
-            gradients = _small("scale_backward_kernel", programs, numbers, constants)
+    gain: Constants = {"WEIGHT": weight is not None}
+    if several_channels:
+        small = _Small(_statistics_of_channels(lay, m // block.size, plan))
+    elif diagonal:
+        small = _standardizing(lay, m, plan, gain)
     else:
-        constants = {"D": lay.d, "CENTER": center, "num_warps": 4}
-        statistics = _small("statistics_kernel", b, (m, b * d, d), constants)
-        if recurrence is not None:
-            short = plan.operation.method == "newton" and len(recurrence.steps) <= SHORT
-            half = short and x.dtype != torch.float32
-            precision = "float16x3" if half else "tf32x3"
-            constants = {"CENTER": center} | root_constants(recurrence, d, precision)
-            root = _small("root_kernel", b, (plan.eps, m, b * d, d), constants)
-            if half and x.dtype == torch.bfloat16:
-                precision = "float16"  # what is made of gradients in bfloat16 needs no more
-            constants = gain | root_constants(recurrence, d, precision)
-            numbers = (m, plan.eps, b * d, d, lay.groups)
-            gradients = _small("root_backward_kernel", b, numbers, constants)
-    sum_parts = None
-    if lay.reducing > 1:
-        constants = {"PARTS": PARTS, "COLUMNS": COLUMNS, "num_warps": 4}
-        programs = triton.cdiv(lay.row, COLUMNS)
-        sum_parts = _small("sum_parts_kernel", programs, (lay.reducing, lay.row), constants)
-    fused: dict[str, object] = {"ACT": plan.act}
+        small = _whitening(lay, shape, x, plan, gain)
+    affine: Constants = gain | {"BIAS": bias is not None}
+    fused: Constants = affine | {"ACT": plan.act}
     # A residual's gradient has been through the activation when step 6 sees it.
-    remade: dict[str, object] = {"ACT": "" if extra is not None else plan.act}
+    remade: Constants = affine | {"ACT": "" if extra is not None else plan.act}
     return Pass(
-        lay,
-        b,
-        d,
-        m,
-        (b, block.size if several_channels else d),
-        plan.memo_shape(b, d, device),
-        (lay.channels,) if lay.examples == 1 else (lay.examples, lay.channels),
-        several_channels,
-        lay.reducer("moments_kernel", CENTER=center),
-        statistics,
-        root,
-        lay.mapper("apply_kernel", RESIDUAL=extra is not None, **map_flags, **fused),
-        lay.reducer("backward_sums_kernel", EXTRA=extra is not None, **map_flags, **fused),
-        gradients,
-        lay.mapper("backward_apply_kernel", **map_flags, **remade),
-        sum_parts,
-        None if recurrence is None else coefficients(recurrence.steps, device),
+        lay=lay,
+        b=b,
+        d=d,
+        m=m,
+        mean_shape=(b, block.size if several_channels else d),
+        memo_shape=plan.memo_shape(b, d, x.device),
+        gain_shape=(lay.channels,) if lay.examples == 1 else (lay.examples, lay.channels),
+        several_channels=several_channels,
+        moments=lay.reducer("moments_kernel", CENTER=plan.operation.centers),
+        statistics=small.statistics,
+        root=small.root,
+        apply=lay.mapper("apply_kernel", RESIDUAL=extra is not None, **fused),
+        sums=lay.reducer("backward_sums_kernel", EXTRA=extra is not None, **fused),
+        gradients=small.gradients,
+        backward_apply=lay.mapper("backward_apply_kernel", **remade),
+        sum_parts=_sum_of_parts(lay) if lay.reducing > 1 else None,
+        steps=small.steps,
     )
 
 
-def _small(name: str, programs: int, numbers: tuple, constants: dict[str, object]) -> Launcher:
+class _Small(NamedTuple):
+    """The kernels between those that stream the activation."""
+
+    statistics: Launcher
+    root: Launcher | None = None
+    gradients: Launcher | None = None
+    steps: Tensor | None = None
+
+
+def _statistics_of_channels(
+    lay: Layout, count: int, plan: Plan, *, scale: bool = False
+) -> Launcher:
+    """μ and σ² of each channel by itself, from ``count`` samples; with W, if it is to scale."""
+    constants: Constants = {
+        "D": lay.d,
+        "CENTER": plan.operation.centers,
+        "SCALE": scale,
+        "num_warps": 2,
+    }
+    numbers = (plan.eps, count, lay.channels, lay.groups)
+    return _launcher("scale_kernel", lay.problems, numbers, constants)
+
+
+def _standardizing(lay: Layout, m: int, plan: Plan, gain: Constants) -> _Small:
+    lanes = lay.examples * lay.channels
+    numbers = (m, lanes, lay.channels, lay.problems * lay.d, lay.groups * lay.d)
+    constants = gain | {"BLOCK": SCALES, "CENTER": plan.operation.centers, "num_warps": 2}
+    return _Small(
+        _statistics_of_channels(lay, m, plan),
+        _statistics_of_channels(lay, m, plan, scale=True),
+        _launcher("scale_backward_kernel", triton.cdiv(lanes, SCALES), numbers, constants),
+    )
+
+
+def _whitening(
+    lay: Layout, shape: tuple[int, int, int], x: Tensor, plan: Plan, gain: Constants
+) -> _Small:
+    b, d, m = shape
+    center: Constants = {"CENTER": plan.operation.centers}
+    constants = center | {"D": lay.d, "num_warps": 4}
+    statistics = _launcher("statistics_kernel", b, (m, b * d, d), constants)
+    if not plan.fuses_root(d, x.device):
+        return _Small(statistics)
+    recurrence = plan.root(d, x.device)
+    assert isinstance(recurrence, Recurrence)
+    short = plan.operation.method == "newton" and len(recurrence.steps) <= SHORT
+    forward = backward = "float16x3" if short and x.dtype != torch.float32 else "tf32x3"
+    if short and x.dtype == torch.bfloat16:
+        backward = "float16"  # what is made of gradients in bfloat16 needs no more
+    return _Small(
+        statistics,
+        _launcher(
+            "root_kernel",
+            b,
+            (plan.eps, m, b * d, d),
+            center | _root_constants(recurrence, d, forward),
+        ),
+        _launcher(
+            "root_backward_kernel",
+            b,
+            (m, plan.eps, b * d, d, lay.groups),
+            gain | _root_constants(recurrence, d, backward),
+        ),
+        coefficients(recurrence.steps, x.device),
+    )
+
+
+def _sum_of_parts(lay: Layout) -> Launcher:
+    constants: Constants = {"PARTS": PARTS, "COLUMNS": COLUMNS, "num_warps": 4}
+    programs = triton.cdiv(lay.row, COLUMNS)
+    return _launcher("sum_parts_kernel", programs, (lay.reducing, lay.row), constants)
+
+
+def _launcher(name: str, programs: int, numbers: tuple, constants: Constants) -> Launcher:
     """A kernel on d × d matrices or on sums."""
     return Launcher(getattr(roots, name), (programs,), numbers, constants)
 
 
-def root_constants(recurrence: Recurrence, d: int, precision: str) -> dict[str, object]:
+def _root_constants(recurrence: Recurrence, d: int, precision: str) -> Constants:
     quintic = recurrence.name == "polar"
     return {
         "T": len(recurrence.steps),
