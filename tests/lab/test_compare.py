@@ -320,5 +320,7 @@ def test_a_place_that_cannot_be_written_is_answered_in_one_sentence(tmp_path):
 def test_what_is_no_run_is_not_resumed_and_a_comparison_is_not_judged(whole, tmp_path):
     answered = compare("--resume", str(tmp_path))
     assert answered.exit_code == 2 and "is not the folder of a run" in answered.stderr
+    other = CliRunner().invoke(app, ["run", "--resume", str(whole[1])])
+    assert other.exit_code == 2 and f"compare --resume {whole[1]} goes on" in other.stderr
     checked = CliRunner().invoke(app, ["check", str(whole[1])])
     assert checked.exit_code == 0 and "there are no claims to judge" in checked.stdout

@@ -123,11 +123,11 @@ def compare(
     try:
         if resume is not None:
             options.refuse_other_words(context)
-            experiment = run_files.read(resume)
-            if experiment.comparison is None:
+            if not run_files.read_content(resume).get("comparison"):
                 raise ValueError(
                     f"{resume} is no comparison: isonorm run --resume {resume} goes on with it."
                 )
+            experiment = run_files.read(resume)
         else:
             source_of(data)
             settings: dict[str, Any] = {

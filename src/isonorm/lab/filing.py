@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import records
-from .recipes import all_recipes
-from .run_files import RESULT
+from .recipes import all_recipes, command_for
+from .run_files import RESULT, read_content
 
 #: A figure with more bytes than this does not go into the repository.
 MOST_FIGURE_BYTES = 400_000
@@ -42,28 +41,24 @@ def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
 
 def _finished(run: Path) -> dict[str, Any]:
     """The result of a run that can be a record."""
-    try:
-        content = json.loads((run / RESULT).read_text(encoding="utf-8"))
-        status = content["status"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{run} is not the folder of a run: there is no {RESULT} of 'isonorm run' in it."
-        ) from error
-    name = content.get("recipe")
-    if name not in all_recipes():
+    content = read_content(run)
+    name, status, recipes = content["recipe"], content.get("status"), all_recipes()
+    if name not in recipes:
         raise ValueError(
             f"{run} is no run of a recipe: only what 'isonorm recipes' lists can be filed."
         )
     if content["scale"] != "full":
         raise ValueError(
             f"{run} was run at scale {content['scale']}, whose numbers mean nothing: file one of "
-            f"'isonorm run {name} --data {FOLDER}'."
+            f"'{command_for(recipes[name])}'."
         )
     if status != "finished":
         raise ValueError(
             f"{run} is not finished (it says {status!r}): go on with 'isonorm run --resume {run}', "
             "then file it."
         )
+    if not any(run.glob("*.csv")):
+        raise ValueError(f"{run} has lost what its numbers rest on: there is no CSV file in it.")
     return content
 
 

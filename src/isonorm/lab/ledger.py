@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from .papers import PAPERS, Exhibit, Paper
-from .recipes import all_recipes
+from .recipes import all_recipes, command_for
 from .run_files import RESULT
 from .studies import STUDIES
 
@@ -124,9 +124,8 @@ def read(folder: Path) -> Ledger:
     entries: dict[str, list[Entry]] = {}
     for name, recipe in all_recipes().items():
         path = folder / name / RESULT
-        command = f"isonorm run {name}" + " --data DIR" * (not recipe.data.startswith("noise"))
         entries.setdefault(name, []).append(
-            Entry("recipe", name, recipe.title, command, path, _read(path, *_OF_RUN))
+            Entry("recipe", name, recipe.title, command_for(recipe), path, _read(path, *_OF_RUN))
         )
     for name, study in STUDIES.items():
         path = folder / STUDIES_FOLDER / f"{name}.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
 from rich.console import Console
 
 from . import records
@@ -13,7 +12,7 @@ from .data import DataSet
 from .experiment import Experiment, conduct
 from .output import console_for_results, fail, say
 from .pages.run import REPORT
-from .presentation import print_verdicts, results_table
+from .presentation import print_verdicts, results_table, stopped
 from .progress import progress_on
 
 
@@ -60,11 +59,6 @@ def _report(console: Console, experiment: Experiment) -> None:
         where += f", and {REPORT} shows them"
     say(console, where)
     if experiment.status == "interrupted":
-        left = len(experiment.epochs_left)
+        done, left = len(experiment.results), len(experiment.epochs_left)
         command = "compare" if experiment.comparison else "run"
-        say(
-            console,
-            f"Stopped with {len(experiment.results)} trainings finished and {left} to go. Go on "
-            f"with: isonorm {command} --resume {experiment.folder}",
-        )
-        raise typer.Exit(130)  # what a shell expects of a program that Ctrl-C ended
+        stopped(console, f"{done} trainings finished and {left} to go", command, experiment.folder)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -97,6 +101,13 @@ def print_verdicts(console: Console, experiment: Experiment | Measuring) -> None
         say(console, "At quick scale a run shows that everything works, not what the paper claims:")
     for claim in experiment.recipe.claims:
         say(console, str(judge(claim, found)))
+
+
+def stopped(console: Console, state: str, command: str, folder: Path) -> NoReturn:
+    """End a command that Ctrl-C has interrupted, with the words that go on with it."""
+    resume = shlex.join(["isonorm", command, "--resume", str(folder)])
+    say(console, f"Stopped with {state}. Go on with: {resume}")
+    raise typer.Exit(130)  # what a shell expects of a program that Ctrl-C ended
 
 
 def print_recipe(console: Console, recipe: Recipe | Measurement) -> None:

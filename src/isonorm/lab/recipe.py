@@ -194,7 +194,7 @@ class Reproduction(Generic[PartT]):
 class Recipe(Reproduction[Configuration]):
     """A figure or a table of trainings, ready to be run."""
 
-    data: str
+    data: str  # a name that "isonorm data" lists; "noise-…" is made where it is needed
     seeds: int = 1  # as many as the paper's
     spread: Literal["mean", "median"] = "mean"
     threshold: float | None = None  # a test accuracy: how many epochs it takes is told

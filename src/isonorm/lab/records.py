@@ -82,6 +82,17 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         temporary.write_text(text.getvalue(), encoding="utf-8")
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around the reading of a file that a run has left: damage is told in one sentence."""
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is missing or damaged, and with it what was found: begin a new run."
+        ) from error
+
+
 def check_name(name: str) -> str:
     """The name, if it can be part of a folder's name on every system."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):

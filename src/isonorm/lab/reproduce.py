@@ -95,6 +95,10 @@ def run(
         if resume is not None:
             options.refuse_other_words(context)
             experiment = run_files.read(resume)
+            if experiment.comparison is not None:
+                raise ValueError(
+                    f"{resume} is a comparison: isonorm compare --resume {resume} goes on with it."
+                )
             if recipe not in ("", experiment.recipe.name):
                 raise ValueError(f"{resume} is a run of {experiment.recipe.name}, not of {recipe}.")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from . import environment, records
 from .claims import MEASURES, judge, measure
 from .comparison import Comparison
 from .machine import Machine
+from .measuring.words import Measurement
 from .recipe import Recipe
 from .recipes import find_recipe
 from .summary import Estimate
@@ -93,25 +94,65 @@ def _content(experiment: Experiment) -> dict[str, Any]:
 
 def read(folder: Path) -> Experiment:
     """The run in a folder, as far as it has come."""
-    from .experiment import Experiment, Trial
+    from .experiment import Experiment
 
+    content = read_content(folder)
+    found, only = content.get("comparison"), tuple(content.get("only", ()))
+    with records.reading(folder / RESULT):
+        comparison = Comparison(**found) if found else None
+    recipe = comparison.recipe() if comparison else find_recipe(content["recipe"]).only(only)
+    recipe = recipe.shrunk() if content["scale"] == "quick" else recipe
+    check_definition(recipe, content, folder)
+    with records.reading(folder / CURVES):
+        results = _results(folder / CURVES, content["runs"])
+    with records.reading(folder / RESULT):
+        return Experiment(
+            recipe=recipe,
+            scale=content["scale"],
+            seeds=content["seeds"],
+            data=content["data"],
+            machine=Machine(**content["machine"]),
+            folder=folder,
+            started=datetime.fromisoformat(content["started"]),
+            status=content["status"],
+            results=results,
+            keep_weights=content["keep_weights"],
+            verify=content["verify"],
+            only=only,
+            comparison=comparison,
+        )
+
+
+def read_content(folder: Path) -> dict[str, Any]:
+    """What ``result.json`` of a run says, be it a run of a recipe or a comparison."""
     try:
         content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        name, scale = content["recipe"], content["scale"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        if isinstance(content["recipe"], str) and isinstance(content["scale"], str):
+            return content
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # whatever it is, it is not that
+    raise ValueError(
+        f"{folder} is not the folder of a run: there is no {RESULT} of 'isonorm run' or "
+        "'isonorm compare' in it."
+    )
+
+
+def check_definition(
+    recipe: Recipe | Measurement, content: Mapping[str, Any], folder: Path
+) -> None:
+    """Results of one definition cannot stand beside those of another."""
+    if recipe.definition() != content.get("configurations"):
         raise ValueError(
-            f"{folder} is not the folder of a run: there is no {RESULT} of 'isonorm run' or "
-            "'isonorm compare' in it."
-        ) from error
-    comparison = content["comparison"] and Comparison(**content["comparison"])
-    recipe = comparison.recipe() if comparison else find_recipe(name).only(content["only"])
-    recipe = recipe.shrunk() if scale == "quick" else recipe
-    if recipe.definition() != content["configurations"]:
-        raise ValueError(
-            f"{name} is defined otherwise now than when {folder} was begun: begin a new run."
+            f"{recipe.name} is defined otherwise now than when {folder} was begun: begin a new run."
         )
+
+
+def _results(path: Path, runs: Sequence[Mapping[str, Any]]) -> dict[Trial, Result]:
+    """The trainings that are finished, with every epoch."""
+    from .experiment import Trial
+
     curves: dict[Trial, list[Epoch]] = {}
-    with (folder / CURVES).open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             point = int(row["point"]) if row["point"] else None
             trial = Trial(
@@ -120,24 +161,10 @@ def read(folder: Path) -> Experiment:
             numbers = {key: float(row[key]) for key in _EPOCH if key != "number"}
             curves.setdefault(trial, []).append(Epoch(int(row["number"]), **numbers))
     results: dict[Trial, Result] = {}
-    for run in content["runs"]:
+    for run in runs:
         trial = Trial(run["name"], run["seed"], run["point"], run["validating"])
         results[trial] = Result(tuple(curves[trial]), run["steps_per_epoch"])
-    return Experiment(
-        recipe=recipe,
-        scale=scale,
-        seeds=content["seeds"],
-        data=content["data"],
-        machine=Machine(**content["machine"]),
-        folder=folder,
-        started=datetime.fromisoformat(content["started"]),
-        status=content["status"],
-        results=results,
-        keep_weights=content["keep_weights"],
-        verify=content["verify"],
-        only=tuple(content["only"]),
-        comparison=comparison,
-    )
+    return results
 
 
 def _estimate(key: str, results: Sequence[Result]) -> Estimate:

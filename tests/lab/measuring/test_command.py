@@ -114,6 +114,37 @@ def test_a_run_does_not_move_to_another_machine(tmp_path, monkeypatch):
     assert isonorm_command("check", str(folder)).exit_code == 0  # judging needs no machine
 
 
+def test_what_result_json_lacks_is_one_sentence(tmp_path):
+    assert isonorm_command(*words(tmp_path, "--only", "DBN-G8")).exit_code == 0
+    (folder,) = tmp_path.iterdir()
+    whole = content(folder)
+    for key in whole:
+        (folder / "result.json").write_text(json.dumps({k: whole[k] for k in whole if k != key}))
+        answered = isonorm_command("check", str(folder))
+        assert isinstance(answered.exception, SystemExit | None), key
+        assert (answered.exit_code == 2) == (answered.stderr.count("\n") == 1), key
+
+
+def test_a_measurement_is_not_resumed_as_a_comparison(tmp_path):
+    assert isonorm_command(*words(tmp_path, "--only", "DBN-G8")).exit_code == 0
+    (folder,) = tmp_path.iterdir()
+    answered = isonorm_command("compare", "--resume", str(folder))
+    assert answered.exit_code == 2
+    assert f"no comparison: isonorm run --resume {folder}" in answered.stderr
+
+
+def test_stopped_before_the_first_turn_no_page_is_promised(tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "measure", interrupted)
+    stopped = isonorm_command(*words(tmp_path, "--only", "DBN-G*"))
+    (folder,) = tmp_path.iterdir()
+    assert stopped.exit_code == 130 and not (folder / "report.html").exists()
+    assert "report.html" not in stopped.output
+    assert f"0 turns taken and 3 to go. Go on with: isonorm run --resume {folder}" in stopped.output
+
+
 @pytest.mark.parametrize("damage", ["", "configuration,seed\nDBN-G8,0\n", None])
 def test_a_damaged_folder_is_one_sentence(damage, tmp_path):
     assert isonorm_command(*words(tmp_path, "--only", "DBN-G8")).exit_code == 0
@@ -154,7 +185,12 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (["--devices", "2"], f"{COST} measures layers, in float32 and in one process: leave out"),
+        (
+            ["--devices", "2"],
+            f"{COST} measures layers, without data, in float32",
+        ),
+        (["--data", "data"], "leave out --data."),
+        (["--no-verify"], "leave out --no-verify."),
         (["--precision", "bf16"], "leave out --precision."),
         (["--keep-weights"], "leave out --keep-weights."),
         (["--only", "Res"], "no configuration of dbn2018-cost matches 'Res'"),

@@ -70,7 +70,11 @@ def test_a_record_can_be_read_like_a_run(quick_run, tmp_path, isonorm_command, m
         ({"scale": "quick"}, "scale quick, whose numbers mean nothing: file one of 'isonorm run"),
         ({"status": "interrupted"}, "is not finished (it says 'interrupted'): go on with 'isonorm"),
         ({"status": "running"}, "is not finished (it says 'running')"),
-        ({"recipe": None}, "is no run of a recipe"),
+        ({"recipe": None}, "is not the folder of a run"),
+        (
+            {"recipe": "iternorm2019-cost", "scale": "quick"},
+            "file one of 'isonorm run iternorm2019-cost'.",  # which takes no data
+        ),
         ({"recipe": "../../outside"}, "is no run of a recipe"),
     ],
 )
@@ -87,6 +91,13 @@ def test_what_is_no_run_is_refused(tmp_path, isonorm_command):
         refused = isonorm_command("record", tmp_path, "--to", tmp_path / "records")
         assert refused.exit_code == 2 and "is not the folder of a run" in refused.output
         (tmp_path / "result.json").write_text("{")
+
+
+def test_without_its_curves_a_run_is_no_record(full_run, tmp_path, isonorm_command):
+    (full_run / "curves.csv").unlink()
+    refused = isonorm_command("record", full_run, "--to", tmp_path / "records")
+    assert refused.exit_code == 2 and "has lost what its numbers rest on" in refused.output
+    assert not (tmp_path / "records").exists()
 
 
 def test_an_earlier_record_gives_way_only_when_told(full_run, tmp_path, isonorm_command):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -293,6 +294,29 @@ def test_a_changed_recipe_is_not_resumed(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "find_recipe", lambda name: other)
     answered = isonorm_command("run", "--resume", str(whole))
     assert answered.exit_code == 2 and "is defined otherwise now" in answered.stderr
+
+
+def test_a_damaged_run_is_one_sentence(whole, tmp_path):
+    content = json.loads((whole / "result.json").read_text())
+    shutil.copytree(whole, tmp_path / "run")
+    damaged = {key: json.dumps({k: content[k] for k in content if k != key}) for key in content}
+    damaged |= {"foreign": "[1]", "half": json.dumps(content)[:99]}
+    for what, text in damaged.items():
+        (tmp_path / "run" / "result.json").write_text(text)
+        answered = isonorm_command("check", str(tmp_path / "run"))
+        assert isinstance(answered.exception, SystemExit | None), what
+        assert (answered.exit_code == 2) == (answered.stderr.count("\n") == 1), what
+    shutil.copy(whole / "result.json", tmp_path / "run")
+    curves = (whole / "curves.csv").read_text()
+    for text in (curves[: len(curves) // 2], "", None):
+        if text is None:
+            (tmp_path / "run" / "curves.csv").unlink()
+        else:
+            (tmp_path / "run" / "curves.csv").write_text(text)
+        for command in (["check"], ["run", "--resume"]):
+            answered = isonorm_command(*command, str(tmp_path / "run"))
+            assert answered.exit_code == 2 and answered.stderr.count("\n") == 1
+            assert "curves.csv is missing or damaged" in answered.stderr
 
 
 def test_recipes_are_listed_and_described():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,24 @@ from ..machine import Machine
 from ..output import console_for_results, fail, say
 from ..pages.run import REPORT
 from ..recipes import all_recipes
+from ..run_files import read_content
 from .presentation import results_table, turn_line
-from .run import RESULT, Measuring, conduct, read
+from .run import Measuring, conduct, read
 from .words import Measurement
 
 #: Options that only a training can heed.
-_OF_TRAINING = {"devices", "nodes", "strategy", "precision", "sync_statistics", "keep_weights"}
+_OF_TRAINING = {
+    *("data", "no_verify", "keep_weights"),
+    *("devices", "nodes", "strategy", "precision", "sync_statistics"),
+}
 
 
 def concerns(name: str, folder: Path | None) -> bool:
     """Whether the recipe of this name, or of the run in a folder, measures layers."""
     if folder is not None:
         try:
-            name = json.loads((folder / RESULT).read_text(encoding="utf-8"))["recipe"]
-        except (OSError, json.JSONDecodeError, KeyError, TypeError):
+            name = read_content(folder)["recipe"]
+        except ValueError:
             return False  # no run at all, as whoever reads it will say
     return isinstance(all_recipes().get(name), Measurement)
 
@@ -66,7 +69,7 @@ def _begin(context: typer.Context) -> Measuring:
                 f"{words['resume']} is a run of {measuring.recipe.name}, not of {words['recipe']}."
             )
         return measuring
-    reason = f"{words['recipe']} measures layers, in float32 and in one process"
+    reason = f"{words['recipe']} measures layers, without data, in float32 and in one process"
     options.refuse(context, _OF_TRAINING, reason)
     recipe, scale = _find(words["recipe"]).only(words["only"] or ()), words["scale"]
     if scale not in ("full", "quick"):
@@ -92,10 +95,13 @@ def _find(name: str) -> Measurement:
 
 
 def _report(console: Console, measuring: Measuring) -> None:
+    where = f"Results and figures are in {measuring.folder}"
     if measuring.results:
         console.print(results_table(measuring))
         presentation.print_verdicts(console, measuring)
-    say(console, f"Results and figures are in {measuring.folder}, and {REPORT} shows them")
+        where += f", and {REPORT} shows them"
+    say(console, where)
     if measuring.status == "interrupted":
-        say(console, f"Stopped. Go on with: isonorm run --resume {measuring.folder}")
-        raise typer.Exit(130)
+        done, total = len(measuring.results), len(list(measuring.turns()))
+        state = f"{done} turns taken and {total - done} to go"
+        presentation.stopped(console, state, "run", measuring.folder)

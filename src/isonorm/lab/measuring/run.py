@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,17 +10,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .. import environment, figures, records
+from .. import environment, figures, records, run_files
 from ..claims import judge
 from ..machine import Machine
 from ..pages import run as run_page
+from ..run_files import RESULT
 from ..summary import Estimate
 from ..threads import torch_threads
 from .figure import bars
 from .meters import measure
 from .words import Measured, Measurement
 
-RESULT, MEASUREMENTS = "result.json", "measurements.csv"
+MEASUREMENTS = "measurements.csv"
 
 #: A layer's name and a seed.
 Turn = tuple[str, int]
@@ -139,40 +139,36 @@ def _write(run: Measuring) -> None:
 
 def read(folder: Path, find: Callable[[str], Measurement]) -> Measuring:
     """The run in a folder, as far as it has come; its recipe is found by its name."""
-    content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    recipe = find(content["recipe"]).only(content["only"])
+    content = run_files.read_content(folder)
+    only = tuple(content.get("only", ()))
+    recipe = find(content["recipe"]).only(only)
     recipe = recipe.shrunk() if content["scale"] == "quick" else recipe
-    if recipe.definition() != content["configurations"]:
-        raise ValueError(
-            f"{recipe.name} is defined otherwise now than when {folder} was begun: begin a new run."
+    run_files.check_definition(recipe, content, folder)
+    with records.reading(folder / MEASUREMENTS):
+        results = _results(folder / MEASUREMENTS, recipe.measures)
+    with records.reading(folder / RESULT):
+        return Measuring(
+            recipe=recipe,
+            scale=content["scale"],
+            seeds=content["seeds"],
+            machine=Machine(**content["machine"]),
+            folder=folder,
+            started=datetime.fromisoformat(content["started"]),
+            status=content["status"],
+            results=results,
+            only=only,
+            begun_on=content["environment"],
         )
-    return Measuring(
-        recipe=recipe,
-        scale=content["scale"],
-        seeds=content["seeds"],
-        machine=Machine(**content["machine"]),
-        folder=folder,
-        started=datetime.fromisoformat(content["started"]),
-        status=content["status"],
-        results=_results(folder / MEASUREMENTS, recipe.measures),
-        only=tuple(content["only"]),
-        begun_on=content["environment"],
-    )
 
 
 def _results(path: Path, measures: Sequence[str]) -> dict[Turn, Measured]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return {
-                (row["configuration"], int(row["seed"])): Measured(
-                    {key: float(row[key]) for key in measures}, float(row["error"])
-                )
-                for row in csv.DictReader(file)
-            }
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is missing or damaged, and with it what was measured: begin a new run."
-        ) from error
+    with path.open(encoding="utf-8", newline="") as file:
+        return {
+            (row["configuration"], int(row["seed"])): Measured(
+                {key: float(row[key]) for key in measures}, float(row["error"])
+            )
+            for row in csv.DictReader(file)
+        }
 
 
 def _formula(recipe: Measurement, name: str) -> dict[str, Any] | None:

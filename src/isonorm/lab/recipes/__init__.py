@@ -32,3 +32,8 @@ def find_any(name: str) -> Recipe | Measurement:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}."
         raise ValueError(f"there is no recipe called {name!r}: {hint}")
     return recipes[name]
+
+
+def command_for(recipe: Recipe | Measurement) -> str:
+    """The command that runs it, with ``DIR`` for the folder of its data where it needs any."""
+    return f"isonorm run {recipe.name}" + " --data DIR" * (not recipe.data.startswith("noise"))

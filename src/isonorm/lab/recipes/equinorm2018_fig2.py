@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..models.registry import find_model
 from ..plan import Plan
 from ..recipe import Claim, Configuration, Quick, Recipe
 from ..schedules import Steps
@@ -21,7 +22,7 @@ PLAN = Plan(
 #: "The hyper-parameters listed above, with manifold mixup": of the input, or before stage 2 or 3.
 MANIFOLD = replace(PLAN, mixup_alpha=6.0, mixup_places=("", "layer2", "layer3"))
 MIXUP = replace(PLAN, mixup_alpha=1.0)
-NETWORK = {"depth": 22, "widen": 6, "stem_planes": 96}
+NETWORK = dict(find_model("equinorm_wrn").fixed)  # with sizes that --scale quick can shrink
 SMALL = Quick(width=0.06, depth=10)
 SILENT = (
     "'20 convolutions, 96 planes, 9.7m parameters' is read as WRN-22-6 with 96 channels at the "
