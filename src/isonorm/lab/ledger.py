@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -135,7 +136,20 @@ def read(folder: Path) -> Ledger:
         )
     benchmarks = {path.stem: content for path in sorted(folder.glob("*.json"))
                   if (content := _read(path)) is not None}  # fmt: skip
+    for entry in recorded([entry for found in entries.values() for entry in found]):
+        with showing(entry):
+            _ = entry.counts, entry.caveats
     return Ledger(entries, benchmarks)
+
+
+@contextmanager
+def showing(entry: Entry) -> Iterator[None]:
+    """Around whatever looks into a record: JSON of another kind is told in one sentence."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{entry.path} is no record of {entry.name} ({reason}).") from error
 
 
 def recorded(found: Sequence[Entry]) -> list[Entry]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from . import records
-from .comparison import check_fit
+from .comparison import check_fit, count
 from .data import DataSet
 from .experiment import Experiment, conduct
 from .output import console_for_results, fail, say
@@ -60,5 +60,6 @@ def _report(console: Console, experiment: Experiment) -> None:
     say(console, where)
     if experiment.status == "interrupted":
         done, left = len(experiment.results), len(experiment.epochs_left)
+        state = f"{count(done, 'training')} finished and {left} to go"
         command = "compare" if experiment.comparison else "run"
-        stopped(console, f"{done} trainings finished and {left} to go", command, experiment.folder)
+        stopped(console, state, command, experiment.folder)

@@ -11,17 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import cost
-from .claims import MEASURES, PERCENT, in_words, judge, measure
+from . import cost, run_files
+from .claims import in_words, judge
 from .experiment import Experiment
 from .measuring.presentation import print_measurement
 from .measuring.run import Measuring
 from .measuring.words import Measurement
 from .output import say
 from .recipe import Recipe
-from .summary import Column
-
-_SHOWN = ("train_loss", "train_error", "test_error", "test_top5_error")
+from .tables import tabulate
 
 
 def recipes_table(recipes: Iterable[Recipe | Measurement]) -> Table:
@@ -44,55 +42,21 @@ def recipes_table(recipes: Iterable[Recipe | Measurement]) -> Table:
 
 
 def results_table(experiment: Experiment) -> Table:
-    """Each configuration's numbers over seeds; beside the paper's, where it gives any."""
-    recipe, found = experiment.recipe, experiment.by_configuration()
-    quartiles = recipe.spread == "median"
+    """Each configuration's numbers over seeds, as in ``result.json``; beside the paper's, where it
+    gives any.
+    """
+    found = experiment.by_configuration()
     several = any(len(results) > 1 for results in found.values())
-    kind = "median and quartiles" if quartiles else "mean ± standard deviation"
-    caption = f"{experiment.caption}; {kind}" if several else experiment.caption
-    table = Table(caption=caption, caption_justify="left")
-    searched = any(c.search for c in recipe.configurations)
-    in_paper = any(c.paper for c in recipe.configurations)
-    columns = _columns(experiment)
-    table.add_column("norm" if experiment.comparison else "configuration", style="bold")
-    if searched:
-        table.add_column("chosen")
-    for heading in [column.heading for column in columns] + ["paper"] * in_paper:
-        table.add_column(heading, justify="right")
-    for name, results in found.items():
-        configuration = recipe[name]
-        point, search = experiment.chosen_point(configuration), configuration.search
-        cells = [column.cell(results, quartiles=quartiles) for column in columns]
-        if searched:
-            cells.insert(0, search.label(point) if search and point is not None else "")
-        if in_paper:
-            cells.append(", ".join(f"{value:g}" for value in configuration.paper.values()))
-        table.add_row(name, *cells)
+    median = experiment.recipe.spread == "median"
+    kind = "; median and quartiles" if median else "; mean ± standard deviation"
+    table = Table(caption=experiment.caption + kind * several, caption_justify="left")
+    headings, rows, words = tabulate(run_files.content(experiment))
+    for i, heading in enumerate(headings):
+        justify = "left" if i < words else "right"
+        table.add_column(heading, justify=justify, style="bold" if i == 0 else None)
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def _columns(experiment: Experiment) -> list[Column]:
-    threshold = experiment.recipe.threshold
-    if experiment.comparison is None or threshold is None:
-        return [_column(name) for name in _SHOWN]
-    return [
-        _column("train_loss"),
-        _column("test_error"),
-        Column(
-            f"epochs to {100 * threshold:g}%",
-            lambda result: result.epochs_to(threshold),
-            1,
-            missing="not reached",
-        ),
-        Column("ms per step", lambda result: result.seconds_per_step, 2, unit=1e-3),
-        Column("peak MB", lambda result: MEASURES["peak_bytes"](result), 2, unit=1e6, missing="–"),
-    ]
-
-
-def _column(name: str) -> Column:
-    percent = name in PERCENT
-    decimals, unit = (2, 0.01) if percent else (4, 1.0)
-    return Column(in_words(name), lambda result: measure(name, result), decimals, unit)
 
 
 def print_verdicts(console: Console, experiment: Experiment | Measuring) -> None:

@@ -44,10 +44,11 @@ def write(experiment: Experiment, fabric: Fabric) -> None:
             for epoch in result.epochs
         ),
     )
-    records.write_json(folder / RESULT, _content(experiment))
+    records.write_json(folder / RESULT, content(experiment))
 
 
-def _content(experiment: Experiment) -> dict[str, Any]:
+def content(experiment: Experiment) -> dict[str, Any]:
+    """What ``result.json`` says of a run."""
     recipe = experiment.recipe
     found = experiment.by_configuration()
     return {

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, quantiles, stdev
-
-from .train import Result
 
 
 @dataclass(frozen=True)
@@ -75,25 +72,6 @@ class Estimate:
     @property
     def _share(self) -> str:
         return "" if self.count == self.total else f" ({self.count} of {self.total})"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A number of a training, and how a table shows it over seeds."""
-
-    heading: str
-    of: Callable[[Result], float | None]  # None: it has none, which ``missing`` says
-    decimals: int
-    unit: float = 1.0  # what it is divided by
-    missing: str = "diverged"
-
-    def cell(self, results: Iterable[Result], *, quartiles: bool) -> str:
-        values = [self.of(result) for result in results]
-        shown = Estimate.over(
-            None if value is None or not math.isfinite(value) else value / self.unit
-            for value in values
-        )
-        return shown.text(self.decimals, self.missing, quartiles=quartiles)
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:

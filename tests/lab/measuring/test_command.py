@@ -174,12 +174,12 @@ def test_nothing_is_reported_of_a_layer_that_is_wrong(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     def full(path, *arguments):
-        raise OSError(28, "No space left on device", str(path))
+        raise OSError(28, "No space left on device")  # as a write says it: of no path
 
     monkeypatch.setattr(run.records, "write_csv", full)
     ran = isonorm_command(*words(tmp_path))
     assert ran.exit_code == 1 and ran.stderr.count("\n") == 1
-    assert "No space left on device" in ran.stderr
+    assert f"cannot write to {tmp_path}: No space left on device." in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,26 @@ def test_a_damaged_record_is_named(some_records, tmp_path, isonorm_command):
         assert len(refused.output.splitlines()) == 1 and not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (f"{RECIPE}/result.json", {"claims": 3}),
+        (f"{RECIPE}/result.json", {"claims": [{}]}),
+        (f"{RECIPE}/result.json", {"configurations": []}),
+        (f"{RECIPE}/result.json", {"summary": [{"x": 1}]}),
+        (f"analysis/{STUDY}.json", {"claims": [{}]}),
+        (f"analysis/{STUDY}.json", {"config": None, "environment": 1}),
+    ],
+)
+def test_json_of_another_kind_is_one_sentence(some_records, path, more, tmp_path, isonorm_command):
+    content = json.loads((some_records / path).read_text())
+    (some_records / path).write_text(json.dumps({**content, **more}))
+    out = tmp_path / "page.html"
+    refused = isonorm_command("report", "--records", some_records, "--out", out)
+    assert refused.exit_code == 2 and f"{path} is no record of" in refused.output
+    assert len(refused.output.splitlines()) == 1 and not out.exists()
+
+
 @pytest.mark.parametrize("path", [f"{RECIPE}/result.json", f"analysis/{STUDY}.json"])
 @pytest.mark.parametrize("text", ["{}", "[]"])
 def test_something_else_in_the_place_of_a_record_is_named(some_records, path, text):

@@ -103,10 +103,10 @@ def test_a_comparison_tells_what_it_costs():
     }
     page = Parsed(run.document(content, {}))
     headings = [text for attributes, text in page.all("th") if attributes["scope"] == "col"]
-    assert headings == ["configuration", "test error, %", "ms per step"]
+    assert headings == ["norm", "test error, %", "epochs to 95%", "ms per step"]
     content["summary"][0]["epochs_to_threshold"] = estimates(None, 4.0)
     headings, row = rows(Parsed(run.document(content, {})))[:2]
-    assert "epochs to 95 %" in headings and row == "A23.33 ± 15.284.0 (1 of 2)500.00"
+    assert "epochs to 95%" in headings and row == "A23.33 ± 15.284.0 (1 of 2)500.00"
 
 
 @pytest.mark.parametrize("content", [{}, {"recipe": "x", "status": "running"}])

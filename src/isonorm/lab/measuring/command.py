@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from .. import options, presentation, records
+from ..comparison import count
 from ..devices import resolve_device
 from ..machine import Machine
 from ..output import console_for_results, fail, say
@@ -46,7 +47,8 @@ def run(context: typer.Context) -> None:
     except ValueError as error:
         fail(str(error), code=2)
     except OSError as error:
-        fail(f"cannot write to {error.filename}: {error.strerror or error}.", code=1)
+        place = error.filename or context.params["out"]
+        fail(f"cannot write to {place}: {error.strerror or error}.", code=1)
     _report(console, measuring)
 
 
@@ -103,5 +105,5 @@ def _report(console: Console, measuring: Measuring) -> None:
     say(console, where)
     if measuring.status == "interrupted":
         done, total = len(measuring.results), len(list(measuring.turns()))
-        state = f"{done} turns taken and {total - done} to go"
+        state = f"{count(done, 'turn')} taken and {total - done} to go"
         presentation.stopped(console, state, "run", measuring.folder)

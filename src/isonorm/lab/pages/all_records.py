@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from matplotlib import rc_context
 
 from ...analysis.plots.style import STYLE
-from ..ledger import Entry, Ledger, recorded
+from ..ledger import Entry, Ledger, recorded, showing
 from ..papers import PAPERS, Exhibit, Paper
 from ..studies import STUDIES
 from . import benchmarks, parts, pictures, run
@@ -92,7 +92,8 @@ def anchor(entry: Entry) -> str:
 
 def _entry(exhibit: Exhibit, entry: Entry) -> Markup:
     assert entry.content is not None
-    body = _run(entry) if entry.kind == "recipe" else _study(entry)
+    with showing(entry):
+        body = list(_run(entry) if entry.kind == "recipe" else _study(entry))
     title = f"{exhibit.label}: {entry.title}"
     return parts.section(title, *body, anchor=anchor(entry), level=3)
 

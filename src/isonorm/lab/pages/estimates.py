@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..claims import MEASURES, PERCENT, in_words
-from ..summary import Estimate
+from ..tables import tabulate
 from . import parts
 from .markup import Markup
 
-#: What every table shows if it was measured.
-_USUAL = ("train_loss", "train_error", "test_error")
-#: What a comparison is made for, besides, in units that suit it: heading, factor and decimals.
-_COMPARED = {
-    "epochs_to_threshold": ("epochs to {:g} %", 1.0, 1),
-    "seconds_per_step": ("ms per step", 1e3, 2),
-    "peak_bytes": ("peak MB", 1e-6, 2),
-}
-
 
 def results_table(content: Mapping[str, Any]) -> Markup:
-    """A row for each configuration: mean ± spread or median and quartiles, then the paper's."""
-    rows = content["summary"]
-    quartiles = content.get("spread") == "median"
-    kind = "Median and quartiles" if quartiles else "Mean ± standard deviation"
-    searched = any(row.get("setting") for row in rows)
-    shown = shown_measures(content)
-    papers = {key for row in rows for key in row.get("paper", {})}
-    headings = ["configuration", *["chosen"] * searched]
-    for key in shown:
-        headings += [_heading(content, key), *["paper"] * (key in papers)]
-    lines = []
-    for row in rows:
-        line = [row["configuration"], *[row.get("setting", "")] * searched]
-        for key in shown:
-            line.append(estimate_text(content, row, key, quartiles=quartiles))
-            line += [_papers(row, key)] * (key in papers)
-        lines.append(line)
-    seeds = content.get("seeds")
-    caption = f"{kind} over {seeds} seeds" if (seeds or 1) > 1 else "One seed: no spread"
-    return parts.table(caption, headings, lines, words=1 + searched)
-
-
-def shown_measures(content: Mapping[str, Any]) -> list[str]:
-    """Those everybody looks at, those the paper speaks of, and those only this kind of run has."""
-    rows = content["summary"]
-    spoken_of = set(_COMPARED if content.get("comparison") else ())
-    spoken_of.update(claim.get("measure") for claim in content.get("claims", ()))
-    spoken_of.update(key for row in rows for key in row.get("paper", {}))
-    measured = [
-        key
-        for key in dict.fromkeys(key for row in rows for key in row)
-        if any(_has_number(row.get(key)) for row in rows)
-    ]
-    wanted = [key for key in measured if key in _USUAL or key in spoken_of or key not in MEASURES]
-    return wanted or measured
-
-
-def estimate_text(
-    content: Mapping[str, Any], row: Mapping[str, Any], key: str, *, quartiles: bool = False
-) -> str:
-    """A number over seeds, in percent where it is a fraction of the images."""
-    found = row.get(key)
-    if not isinstance(found, Mapping):
-        return "–"
-    estimate, decimals = Estimate(**found), _decimals(key, found["mean"])
-    if key in PERCENT:
-        estimate = estimate.scaled(100)
-    elif content.get("comparison") and key in _COMPARED:
-        _, factor, decimals = _COMPARED[key]
-        estimate = estimate.scaled(factor)
-    missing = "not reached" if key.startswith("epochs_to") else "–"
-    if _diverged(content, row["configuration"]):
-        missing = "diverged"
-    return estimate.text(decimals, missing=missing, quartiles=quartiles)
+    """A row for each configuration, the numbers over seeds."""
+    found, seeds = tabulate(content), content.get("seeds") or 1
+    kind = (
+        "Median and quartiles" if content.get("spread") == "median" else "Mean ± standard deviation"
+    )
+    caption = f"{kind} over {seeds} seeds" if seeds > 1 else "One seed: no spread"
+    return parts.table(caption, found.headings, found.rows, words=found.words)
 
 
 def runs_table(content: Mapping[str, Any]) -> Markup:
@@ -102,34 +44,6 @@ def runs_table(content: Mapping[str, Any]) -> Markup:
             for run in runs
         ),
     )
-
-
-def _heading(content: Mapping[str, Any], key: str) -> str:
-    if not content.get("comparison") or key not in _COMPARED:
-        return in_words(key)
-    return _COMPARED[key][0].format(100 * content["comparison"].get("threshold", 0))
-
-
-def _has_number(found: object) -> bool:
-    return isinstance(found, Mapping) and found.get("mean") is not None
-
-
-def _papers(row: Mapping[str, Any], key: str) -> str:
-    number = row.get("paper", {}).get(key)
-    return "" if number is None else f"{number:g}"
-
-
-def _diverged(content: Mapping[str, Any], configuration: str) -> bool:
-    runs = [run for run in content.get("runs", ()) if run.get("name") == configuration]
-    return bool(runs) and all(run.get("diverged") for run in runs)
-
-
-def _decimals(key: str, value: float | None) -> int:
-    """Two for percentages, otherwise four significant digits."""
-    if key in PERCENT:
-        return 2
-    size = math.floor(math.log10(abs(value))) if value else 0
-    return min(max(3 - size, 0), 7)
 
 
 def _plain(value: object) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from ..claims import in_words
 from ..ledger import Entry, Ledger, recorded
 from ..papers import PAPERS
+from ..tables import estimate_text, shown_measures
 from .all_records import tally
-from .estimates import estimate_text, shown_measures
 from .parts import write
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
