@@ -112,10 +112,10 @@ def compare(
 ) -> None:
     """Train the same network with several normalizations and compare them.
 
-    Ends with a table, and leaves result.json, curves.csv and a figure (PNG and SVG) in a folder of
-    the run's own. The defaults take about a minute on two CPU cores. Every result is on disk as
-    soon as it is there. Ctrl-C stops; --resume goes on, to the same weights and curves as if
-    nothing had happened.
+    Ends with a table, and leaves result.json, curves.csv, a figure (PNG and SVG) and report.html,
+    the page to open, in a folder of the run's own. The defaults take about a minute on two CPU
+    cores. Every result is on disk as soon as it is there. Ctrl-C stops; --resume goes on, to the
+    same weights and curves as if nothing had happened.
 
     Peak memory is the most that torch holds at once in training: on CUDA of all tensors, the data
     set among them; on a CPU of one step that is measured apart, with the network's own tensors.

@@ -94,6 +94,13 @@ def test_a_run_that_trained_nothing_has_its_own_measures():
     assert "DBN13.00 ± 0.71" in rows(page)
 
 
+def test_what_a_configurations_name_says_is_not_said_again():
+    norms = [{"configuration": n, "network": "mlp", "norm": n} for n in ("batchnorm", "dbn")]
+    assert "What was trained" not in Parsed(run.document(result(trained=norms), {})).text
+    norms[1]["configuration"] = "DBN"
+    assert "What was trained" in Parsed(run.document(result(trained=norms), {})).text
+
+
 def test_a_comparison_tells_what_it_costs():
     content = result(comparison={"norms": ["A"], "threshold": 0.95})
     content["summary"][0] |= {

@@ -227,6 +227,7 @@ def test_check_judges_a_finished_run(whole):
             ["run", "dbn2018-tabel1"],
             "no recipe called 'dbn2018-tabel1': did you mean dbn2018-table1?",
         ),
+        (["run"], "isonorm: name a recipe: there are dbn2018-cost,"),
         (["run", "dbn2018-table1", "--data", "nowhere"], "cifar10 was not found in"),
         (["run", "dbn2018-table3", "--data", "nowhere"], "imagenet was not found"),
         (["run", "dbn2018-table1", "--scale", "half"], "scale must be full or quick; got 'half'"),

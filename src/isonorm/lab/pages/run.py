@@ -128,13 +128,19 @@ def _figure(stem: str, source: str, content: Content) -> Markup:
 
 
 def _trained(rows: list[dict[str, str]]) -> Iterator[Markup]:
-    """What each configuration is; what all have in common is told once."""
+    """What each configuration is; what all have in common is told once, and what their names say
+    already, not at all.
+    """
     if not rows:
         return
     keys = [key for key in rows[0] if key != "configuration"]
     common = [key for key in keys if len({row[key] for row in rows}) == 1] if len(rows) > 1 else []
     yield parts.facts({f"{key} (all)": rows[0][key] for key in common})
-    differing = [key for key in keys if key not in common]
+    differing = [
+        key
+        for key in keys
+        if key not in common and any(row[key] != row["configuration"] for row in rows)
+    ]
     if differing:
         yield parts.table(
             "What was trained",

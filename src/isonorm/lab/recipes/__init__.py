@@ -30,7 +30,8 @@ def find_any(name: str) -> Recipe | Measurement:
     if name not in recipes:
         near = get_close_matches(name, recipes, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}."
-        raise ValueError(f"there is no recipe called {name!r}: {hint}")
+        asked = f"there is no recipe called {name!r}" if name else "name a recipe"
+        raise ValueError(f"{asked}: {hint}")
     return recipes[name]
 
 
