@@ -134,7 +134,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(whole, files, tmp_path, monk
     assert stopped.exit_code == 130
     last = stopped.output.splitlines()[-1]
     assert last == (
-        f"Stopped with 1 trainings finished and 3 to go. Go on with: isonorm run --resume {folder}"
+        f"Stopped with 1 training finished and 3 to go. Go on with: isonorm run --resume {folder}"
     )
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
 
