@@ -41,6 +41,18 @@ def test_a_margin_makes_room(found):
     assert judge(Claim("about the same", "bad", "good", margin=0.15), found).answer == "holds"
 
 
+def test_medians_do_not_mind_a_seed_that_diverged(found, make_result):
+    lost = make_result([9.0, float("nan")], [0.9, 0.9])
+    found["mostly good"] = [*found["good"], *found["good"], lost]
+    claim = Claim("Better.", "mostly good", "bad")
+    assert judge(claim, found).answer == "fails"
+    verdict = judge(claim, found, "median")
+    assert str(verdict) == (
+        "holds: Better. (mostly good 12%, the median against bad 21%, the median)"
+    )
+    assert judge(Claim("The same.", "good", "good"), found, "median").answer == "undecided"
+
+
 def test_the_evidence_is_in_the_papers_units(found):
     verdict = judge(Claim("Better.", "good", "bad"), found)
     assert str(verdict) == "holds: Better. (good 11 ± 1.4% against bad 21 ± 1.4%)"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, median, stdev
+from statistics import mean, median, quantiles, stdev
 
 from .measuring.words import Measured
-from .recipe import Claim
+from .recipe import Claim, Spread
 from .train import Epoch, Result
 
 
@@ -102,22 +102,24 @@ class Verdict:
         return f"{self.answer}: {self.claim.text} ({self.evidence})"
 
 
-def judge(claim: Claim, results: Results) -> Verdict:
-    """Compare the means over seeds. Where they differ by less than the standard error of their
-    difference the claim is undecided; with one seed there is no such error, and their order counts.
+def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
+    """Compare the means over seeds, or the medians. Where they differ by less than the standard
+    error of their difference the claim is undecided; with one seed there is no such error, and
+    their order counts.
     """
     sides = [_values(side, claim.measure, results) for side in (claim.lower, claim.higher)]
     if not all(sides):
         return Verdict(claim, "not measured", "no result yet")
+    middle, error_of = (mean, _error_of_mean) if spread == "mean" else (median, _error_of_median)
     low, high = sides
     evidence = (
-        f"{_text(claim.lower, claim.measure, low)} against "
-        f"{_text(claim.higher, claim.measure, high)}"
+        f"{_text(claim.lower, claim.measure, low, spread)} against "
+        f"{_text(claim.higher, claim.measure, high, spread)}"
     )
-    difference = mean(high) + claim.margin - mean(low)
+    difference = middle(high) + claim.margin - middle(low)
     if math.isnan(difference):  # both diverged, or nothing was measured
         return Verdict(claim, "undecided", evidence)
-    error = math.hypot(_standard_error(low), _standard_error(high))
+    error = math.hypot(error_of(low), error_of(high))
     if abs(difference) < error or difference == 0:
         return Verdict(claim, "undecided", evidence)
     return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
@@ -129,17 +131,32 @@ def _values(side: str | float, name: str, results: Results) -> list[float]:
     return [measure(name, result) for result in results.get(side, ())]
 
 
-def _standard_error(values: Sequence[float]) -> float:
+def _error_of_mean(values: Sequence[float]) -> float:
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return 0.0
     return stdev(values) / math.sqrt(len(values))
 
 
-def _text(side: str | float, name: str, values: Sequence[float]) -> str:
+def _error_of_median(values: Sequence[float]) -> float:
+    """√(π/2)·σ/√n, with σ from the quartiles of a normal distribution: seeds that diverged do not
+    count as long as they are few.
+    """
+    if len(values) < 2:
+        return 0.0
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    sigma = (high - low) / 1.349
+    return math.sqrt(math.pi / 2) * sigma / math.sqrt(len(values)) if math.isfinite(sigma) else 0.0
+
+
+def _text(side: str | float, name: str, values: Sequence[float], spread: Spread) -> str:
     percent = name in PERCENT
     numbers = [100 * value if percent else value for value in values]
     unit = "%" if percent else ""
     if not isinstance(side, str):
         return f"{numbers[0]:.4g}{unit}"
-    spread = f" ± {stdev(numbers):.2g}" if len(numbers) > 1 and math.isfinite(sum(numbers)) else ""
-    return f"{side} {mean(numbers):.4g}{spread}{unit}"
+    if spread == "median":
+        return f"{side} {median(numbers):.4g}{unit}, the median"
+    deviation = (
+        f" ± {stdev(numbers):.2g}" if len(numbers) > 1 and math.isfinite(sum(numbers)) else ""
+    )
+    return f"{side} {mean(numbers):.4g}{deviation}{unit}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from .models import MLP
 from .models.registry import find_model, options_of
 from .norms import PLAIN, parse_list
 from .plan import Plan
-from .recipe import Configuration, Recipe
+from .recipe import Configuration, Recipe, Spread
 from .schedules import CONSTANT, Schedule, Steps, SuperConvergence
 from .streams import open_streams
 
@@ -60,7 +60,7 @@ class Comparison:
     weight_decay: float = 0.0
     schedule: str = "constant"
     threshold: float = 0.95
-    spread: Literal["mean", "median"] = "mean"
+    spread: Spread = "mean"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norms", parse_list(",".join(self.norms), WEIGHT_NORMS))

@@ -64,7 +64,7 @@ def print_verdicts(console: Console, experiment: Experiment | Measuring) -> None
     if experiment.scale == "quick":
         say(console, "At quick scale a run shows that everything works, not what the paper claims:")
     for claim in experiment.recipe.claims:
-        say(console, str(judge(claim, found)))
+        say(console, str(judge(claim, found, experiment.recipe.spread)))
 
 
 def stopped(console: Console, state: str, command: str, folder: Path) -> NoReturn:

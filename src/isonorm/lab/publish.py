@@ -9,6 +9,7 @@ import typer
 
 from . import ledger
 from .filing import file_run
+from .options import refuse
 from .output import console_for_results, fail, say
 from .pages import all_records, parts, readme
 
@@ -36,6 +37,7 @@ def record(
 
 
 def report(
+    context: typer.Context,
     records: Annotated[Path, _RECORDS] = Path("records"),
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path(
         "runs/records.html"
@@ -51,6 +53,8 @@ def report(
 ) -> None:
     """Build one page of all records against the papers, or the README's table of results."""
     try:
+        if readme_file is not None:
+            refuse(context, {"out"}, "--readme writes the table of results alone")
         found = ledger.read(records)
         if readme_file is not None:
             readme.rewrite(readme_file, found)

@@ -15,6 +15,9 @@ from .models import create_model
 from .models.registry import find_model, options_of
 from .plan import Plan
 
+#: What stands for several seeds: their mean, or as EquiNorm Section 6.5 argues, their median.
+Spread = Literal["mean", "median"]
+
 
 @dataclass(frozen=True)
 class Search:
@@ -196,7 +199,7 @@ class Recipe(Reproduction[Configuration]):
 
     data: str  # a name that "isonorm data" lists; "noise-…" is made where it is needed
     seeds: int = 1  # as many as the paper's
-    spread: Literal["mean", "median"] = "mean"
+    spread: Spread = "mean"
     threshold: float | None = None  # a test accuracy: how many epochs it takes is told
     quick: Quick = field(default_factory=Quick)
 

@@ -80,7 +80,7 @@ def content(experiment: Experiment) -> dict[str, Any]:
             }
             for name, results in found.items()
         ],
-        "claims": [judge(claim, found).content() for claim in recipe.claims],
+        "claims": [judge(claim, found, recipe.spread).content() for claim in recipe.claims],
         "runs": [
             {
                 **trial._asdict(),

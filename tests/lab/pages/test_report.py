@@ -65,6 +65,12 @@ def test_the_table_follows_the_records(some_records, tmp_path, isonorm_command):
     assert "disturbance" not in readme.table(ledger.read(some_records), tmp_path)
 
 
+def test_a_page_beside_the_readme_is_refused(tmp_path, isonorm_command):
+    page = tmp_path / "records.html"
+    ran = isonorm_command("report", "--readme", tmp_path / "README.md", "--out", page)
+    assert ran.exit_code == 2 and "leave out --out" in ran.stderr and not page.exists()
+
+
 def test_a_readme_without_a_place_for_results_stays_as_it_is(tmp_path, isonorm_command):
     page = tmp_path / "README.md"
     for text in ("nothing", f"{readme.BEGIN} only", f"{readme.END}{readme.BEGIN}"):

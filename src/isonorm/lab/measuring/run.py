@@ -131,7 +131,9 @@ def _write(run: Measuring) -> None:
             }
             for name, measured in run.by_configuration().items()
         ],
-        "claims": [judge(claim, run.by_configuration()).content() for claim in recipe.claims],
+        "claims": [
+            judge(claim, run.by_configuration(), recipe.spread).content() for claim in recipe.claims
+        ],
         "runs": rows,
     }
     records.write_json(run.folder / RESULT, content)

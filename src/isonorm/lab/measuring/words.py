@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..recipe import Reproduction
+from ..recipe import Reproduction, Spread
 
 #: What can be asked of a layer. Of each, less is better.
 MEASURES = {
@@ -75,6 +75,7 @@ class Measurement(Reproduction[Layer]):
     calls: int = 20  # timed ones, of each layer with each input
     data: str = "noise"
     trainings: int = 0
+    spread: Spread = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
