@@ -1,5 +1,5 @@
 # Every word does its own set-up, once: .venv/.stamp-EXTRA says that isonorm[EXTRA] is installed.
-# `make test TORCH=2.6.0` replaces the pin of torch, in an environment of its own beside .venv.
+# `make test TORCH=2.8.0` replaces the pin of torch, in an environment of its own beside .venv.
 
 PYTHON ?= python3
 VENV := .venv$(if $(TORCH),-torch$(TORCH))

@@ -204,7 +204,7 @@ def check_no_transform() -> None:
 
 
 def check_options(eps: float, act: str | None) -> None:
-    # Tuples here and below, not unions, which the compiler of torch 2.6 cannot trace.
+    # Tuples here and below, not unions, which the compiler of torch 2.8 cannot trace.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
     if act is not None and act not in ACTIVATIONS:

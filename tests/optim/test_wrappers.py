@@ -76,6 +76,9 @@ def test_wrappers_nest():
     torch.testing.assert_close(params, twin)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Converting a tensor with requires_grad:UserWarning"
+)  # torch 2.8
 def test_a_closure_that_is_evaluated_often_meets_its_own_gradients():
     torch.manual_seed(3)
     model, x = nn.Linear(3, 2).double(), torch.randn(5, 3, dtype=torch.float64)

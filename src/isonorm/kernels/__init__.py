@@ -102,7 +102,8 @@ def _why_reference(operation: Operation) -> str | None:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active, which the explicit path has no rule for"
     if not operation.is_quadratic:
-        return f"{operation!r} is not made of means and covariances"
+        # The compiler of torch 2.8 can call this, but not trace the built-in repr.
+        return f"{operation.__repr__()} is not made of means and covariances"
     return None
 
 

@@ -59,7 +59,7 @@ class LayerTracer(Tracer):
             else:
                 positional.append(proxy)
 
-        @functools.wraps(root_fn)  # torch before 2.7 asks for its annotations
+        @functools.wraps(root_fn)  # some versions of torch ask for its annotations
         def root(*arguments: Any) -> Any:
             return root_fn(*arguments, **named)
 
