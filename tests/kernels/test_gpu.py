@@ -1,285 +1,31 @@
-"""The Triton kernels against float64: on a GPU, and everywhere through the interpreter."""
+"""The Triton kernels on a GPU, and when they are chosen."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import INTERPRETING, autograd, choose
-from isonorm.kernels.plan import make_plan
-from isonorm.recovery import Affine, Coloring
-
-DEVICE = "cpu" if INTERPRETING else "cuda"
-
-#: Relative error against float64: the rounding of the output (2⁻⁹, 2⁻¹²) and of the operands of
-#: each product; for float32 that of its sums.
-TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
-#: Exact roots amplify the rounding of a float32 covariance by its condition number.
-EXACT_TOLERANCE = TOLERANCE | {torch.float32: 5e-4}
-
-SHAPES = [
-    pytest.param((40, 16), 16, id="no-positions"),
-    pytest.param((5, 12, 4, 3), 5, id="remainder-of-2"),
-    pytest.param((3, 40, 7, 9), 16, id="odd-positions-half-group-left"),
-    pytest.param((7, 5, 6), 2, id="expanded-cotangent-remainder-of-1"),
-    pytest.param((6, 20, 9, 9), 20, id="group-not-a-power-of-two"),
-]
-OPERATIONS = [
-    operation.standardize(),
-    operation.scale(),
-    operation.whiten("newton", 5),
-    operation.whiten("newton", 0),
-    operation.whiten("polar"),
-    operation.whiten("cholesky"),
-]
-
-
-#: Areas beside the batch, with operations that they have.
-WITHIN_EXAMPLES = [
-    pytest.param(area.instance(5), operation.whiten("newton", 5), id="instance-whitening"),
-    pytest.param(area.instance(4), operation.whiten("polar"), id="instance-full-whitening"),
-    pytest.param(area.instance(5), operation.whiten("cholesky"), id="instance-cholesky"),
-    pytest.param(area.instance(), operation.standardize(), id="instance"),
-    pytest.param(area.group(4), operation.whiten("newton", 5), id="group-whitening"),
-    pytest.param(area.group(4), operation.standardize(), id="group"),
-    pytest.param(area.group(3), operation.scale(), id="group-rms"),
-    pytest.param(area.layer(), operation.standardize(), id="layer"),
-    pytest.param(area.batch_group(3), operation.standardize(), id="batch-group"),
-]
-
-
-def passes(x, dy, weight, bias, where, op, backend):
-    """y, μ, Σ, dx, dγ and dβ by one backend."""
-    inputs = [t.detach().requires_grad_() for t in (x, weight, bias)]
-    with isonorm.backend(backend):
-        y, statistics = isonorm.functional.normalize(
-            inputs[0],
-            area=where,
-            operation=op,
-            recovery=Affine(inputs[1], inputs[2]),
-            eps=1e-2,
-        )
-    return [y, statistics.mean, statistics.cov, *torch.autograd.grad(y, inputs, dy)]
-
-
-def make_inputs(shape, dtype, layout):
-    """An activation with a mean, two more of its shape, γ and β."""
-    channels = shape[1]
-    broadcast = (1, channels) + (1,) * (len(shape) - 2)
-    scale = torch.rand(channels, device=DEVICE).view(broadcast) + 0.5
-    x = torch.randn(shape, device=DEVICE) * scale + 3 * scale
-    like_x = [x.to(dtype), *(torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))]
-    if layout == "channels_last" and len(shape) == 4:
-        like_x = [t.contiguous(memory_format=torch.channels_last) for t in like_x]
-    weight, bias = torch.rand(channels, device=DEVICE) + 0.5, torch.randn(channels, device=DEVICE)
-    return *like_x, weight, bias
-
-
-def relative_error(got, want) -> float:
-    assert got.shape == want.shape
-    return ((got.double() - want).norm() / want.norm().clamp(min=1e-12)).item()
-
-
-def check(shape, where, op, dtype, layout) -> None:
-    x, dy, _, weight, bias = make_inputs(shape, dtype, layout)
-    dy = dy[:, :, :1].expand_as(x) if len(shape) == 3 else dy  # a cotangent with strides of its own
-    got = passes(x, dy, weight, bias, where, op, "triton")
-    exact = [t.double() for t in (x, dy, weight, bias)]
-    want = passes(*exact, where, op, "torch")
-    assert got[0].dtype == dtype and got[0].stride() == x.stride()
-    for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
-        tolerances = EXACT_TOLERANCE if op.method in ("polar", "cholesky") else TOLERANCE
-        assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
-
-
-def check_fused(shape, where, op, dtype, layout, act, with_residual) -> None:
-    """An activation and a residual inside the kernels, against the same composed in float64."""
-    x, dy, residual, weight, bias = make_inputs(shape, dtype, layout)
-    inputs = [t.detach().requires_grad_() for t in (x, weight, bias, residual)]
-    if not with_residual:
-        del inputs[3]
-    options = {"area": where, "operation": op, "eps": 1e-2}
-    with isonorm.backend("triton"):
-        y, _ = isonorm.functional.normalize(
-            inputs[0],
-            recovery=Affine(inputs[1], inputs[2]),
-            act=act,
-            residual=inputs[3] if with_residual else None,
-            **options,
-        )
-    assert y.dtype == dtype and y.stride() == x.stride()
-    got = [y, *torch.autograd.grad(y, inputs, dy)]
-
-    exact = [t.detach().double().requires_grad_() for t in inputs]
-    with isonorm.backend("torch"):
-        s, _ = isonorm.functional.normalize(
-            exact[0], recovery=Affine(exact[1], exact[2]), **options
-        )
-    s = s + exact[3] if with_residual else s
-    if act == "relu":  # near zero rounding decides: the gradient must pass where the output did
-        want_y = torch.relu(s)
-        passed = torch.where(y > 0, s, 0)
-    else:
-        want_y = passed = torch.nn.functional.silu(s) if act == "silu" else s
-    want = [want_y, *torch.autograd.grad(passed, exact, dy.double())]
-    names = ("y", "dx", "dγ", "dβ", "dresidual")[: len(got)]
-    tolerances = EXACT_TOLERANCE if op.method == "polar" else TOLERANCE
-    for name, g, w in zip(names, got, want, strict=True):
-        assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
-
-
-def check_colored(where, op, act) -> None:
-    """A learnable matrix for each group, the last of them shorter, against float64."""
-    x, dy, _, _, bias = make_inputs((3, 12, 4, 5), torch.float32, "channels_last")
-    groups, size = sum(block.groups for block in where.partition(12)), where.partition(12)[0].size
-    color = torch.randn(groups, size, size, device=DEVICE)
-    found = []
-    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
-        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, color, bias)]
-        with isonorm.backend(backend):
-            y, _ = isonorm.functional.normalize(
-                leaves[0],
-                area=where,
-                operation=op,
-                recovery=Coloring(leaves[1], leaves[2]),
-                act=act,
-                eps=1e-2,
-            )
-        found.append([y, *torch.autograd.grad(y, leaves, dy.to(dtype))])
-    for name, got, want in zip(("y", "dx", "dΓ", "dβ"), *found, strict=True):
-        assert relative_error(got, want) < TOLERANCE[torch.float32], name
-
-
-def check_twice_differentiated(act, with_residual) -> None:
-    """A Hessian-vector product through the fused layer, against the composition in float64."""
-    found = []
-    x, direction, residual, weight, bias = make_inputs((6, 4, 5), torch.float32, "nchw")
-    cotangent = torch.randn_like(x)
-    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
-        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias, residual)]
-        with isonorm.backend(backend):
-            y, _ = isonorm.functional.normalize(
-                leaves[0],
-                area=area.batch(2),
-                operation=operation.whiten("newton", 3),
-                recovery=Affine(leaves[1], leaves[2]),
-                act=act,
-                residual=leaves[3] if with_residual else None,
-            )
-        wanted = leaves if with_residual else leaves[:3]
-        grads = torch.autograd.grad(y, wanted, cotangent.to(dtype), create_graph=True)
-        mixed = (grads[0] * direction.to(dtype)).sum() + (grads[-1] * grads[-1]).sum()
-        found.append(torch.autograd.grad(mixed, leaves, allow_unused=True))
-    for got, want in zip(*found, strict=True):
-        want = torch.zeros(()) if want is None else want
-        got = torch.zeros(()) if got is None else got
-        assert torch.allclose(got.double(), want.double(), rtol=1e-3, atol=1e-3)
-
-
-def check_edges() -> None:
-    """One example, none, parameters with strides and dtypes of their own, gaps in the input."""
-    newton, standardize = operation.whiten("newton", 3), operation.standardize()
-    for shape, where, op in (
-        ((1, 5, 4, 5), area.layer(), standardize),
-        ((2, 6, 4, 5), area.batch_group(1), standardize),
-        ((0, 5, 4, 5), area.layer(), standardize),
-        ((0, 5, 4, 5), area.instance(3), newton),
-        ((0, 5, 4, 5), area.batch(3), newton),
-        ((0, 5, 4, 5), area.batch(3), operation.whiten("polar")),
-    ):
-        check(shape, where, op, torch.float32, "channels_last")
-    x, dy, residual, weight, bias = make_inputs((3, 6, 4, 5), torch.float32, "nchw")
-    for where, op in ((area.batch(4), newton), (area.group(3), standardize)):
-        parameters = weight[:1].expand(6), torch.stack([bias, bias], 1)[:, 0]
-        for chosen in (parameters, (weight.double(), bias.double())):
-            got = passes(x, dy, *chosen, where, op, "triton")
-            want = passes(*(t.double() for t in (x, dy, *chosen)), where, op, "torch")
-            for g, w in zip(got, want, strict=True):
-                assert relative_error(g, w) < TOLERANCE[torch.float32]
-    with_gaps = torch.stack([x, dy], -1)[..., 0].requires_grad_()
-    plan = make_plan(area.batch(4), newton, 1e-2, "", "triton", "silu")
-    found = []
-    for leaf in (with_gaps, x.clone().requires_grad_()):
-        y, *_ = torch.ops.isonorm.normalize(leaf, weight, bias, None, residual, plan.encode())
-        found.append([y, *torch.autograd.grad(y, leaf, dy)])
-    for g, w in zip(*found, strict=True):
-        torch.testing.assert_close(g, w)
-
-
-def check_range_of_float16() -> None:
-    """dΣ is as large as dy/x²: far beyond float16 where x is small, and below it where x is
-    large.
-    """
-    for size in (1e-3, 6e3):
-        x, dy, *_ = make_inputs((64, 16), torch.float32, "nchw")
-        x = ((x - x.mean(0)) * size).half()
-        where, op = area.batch(16), operation.whiten("newton", 7)
-        inputs = [t.detach().requires_grad_() for t in (x, x.double())]
-        grads = []
-        for leaf, backend in zip(inputs, ("triton", "torch"), strict=True):
-            with isonorm.backend(backend):
-                y, _ = isonorm.functional.normalize(leaf, area=where, operation=op, eps=1e-9)
-            grads.append(torch.autograd.grad(y, leaf, (dy * 8).to(leaf.dtype))[0])
-        assert relative_error(*grads) < 3e-3, (size, relative_error(*grads))
-
-
-def check_synchronized(rank: int, meeting: str) -> None:
-    """Two processes, each with some examples, against one with all of them."""
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    x, dy, _, weight, bias = make_inputs((5, 6, 4, 5), torch.float32, "nchw")
-    mine = slice(0, 3) if rank == 0 else slice(3, 5)
-    for where, op in (
-        (area.batch(4), operation.whiten("newton", 5)),
-        (area.batch_group(2), operation.standardize()),
-    ):
-        found = []
-        for rows, dtype, group in ((mine, torch.float32, "world"), (..., torch.float64, None)):
-            leaf = x[rows].to(dtype).requires_grad_()
-            recovery = Affine(weight.to(dtype), bias.to(dtype))
-            with isonorm.backend("torch" if group is None else "triton"):
-                y, statistics = isonorm.functional.normalize(
-                    leaf, area=where, operation=op, recovery=recovery, process_group=group
-                )
-            dx, *_ = torch.autograd.grad(y, leaf, dy[rows].to(dtype))
-            found.append((y, dx, *statistics[1:]))
-        (y, dx, *statistics), (whole_y, whole_dx, *whole) = found
-        for g, w in (
-            (y, whole_y[mine]),
-            (dx, whole_dx[mine]),
-            *zip(statistics, whole, strict=True),
-        ):
-            assert relative_error(g, w) < TOLERANCE[torch.float32]
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def check_fused_operators() -> None:
-    """Schema, fakes, autograd and AOT dispatch of the operators with something fused."""
-    x, dy, residual, weight, bias = make_inputs((6, 5, 4), torch.float32, "nchw")
-    for act, extra in (("relu", True), ("silu", True)):
-        plan = make_plan(area.batch(2), operation.whiten("newton", 3), 1e-2, "", "triton", act)
-        leaves = [t.detach().requires_grad_() for t in (x, weight, bias, residual)]
-        arguments = (*leaves[:3], None, leaves[3] if extra else None, plan.encode())
-        torch.library.opcheck(torch.ops.isonorm.normalize.default, arguments)
-        y, _ = autograd.run(*leaves[:3], None, plan, leaves[3] if extra else None)
-        compiled, *_ = torch.ops.isonorm.normalize(*arguments)
-        wanted = leaves if extra else leaves[:3]
-        for a, b in zip(
-            torch.autograd.grad(y, wanted, dy),
-            torch.autograd.grad(compiled, wanted, dy),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b)
+from isonorm.kernels import INTERPRETING, choose
+from tests.kernels.checks import (
+    COLORED,
+    DEVICE,
+    FUSED,
+    OPERATIONS,
+    SHAPES,
+    TOLERANCE,
+    WITHIN_EXAMPLES,
+    check,
+    check_colored,
+    check_edges,
+    check_fused,
+    check_fused_operators,
+    check_range_of_float16,
+    check_twice_differentiated,
+)
 
 
 @pytest.mark.gpu
@@ -300,20 +46,10 @@ def test_kernels_of_other_areas_agree_with_float64(where, op, dtype, layout) -> 
     check_fused((3, 12, 9, 11), where, op, dtype, layout, "relu", True)
 
 
-COLORED = [
-    (area.batch(5), operation.whiten("newton", 5), None),
-    (area.instance(5), operation.whiten("newton", 5), "silu"),
-    (area.batch(4), operation.whiten("cholesky"), "relu"),
-]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("where", "op", "act"), COLORED)
 def test_kernels_with_a_coloring(where, op, act) -> None:
     check_colored(where, op, act)
-
-
-FUSED = [("relu", False), ("relu", True), ("silu", False), ("silu", True), ("identity", True)]
 
 
 @pytest.mark.gpu
@@ -418,84 +154,3 @@ def test_the_choice_gives_a_reason() -> None:
         assert choice.backend == "torch" and "GPU" in choice.reason
         with isonorm.backend("triton"), pytest.raises(RuntimeError, match="GPU"):
             isonorm.functional.iter_norm(x)
-
-
-IMPORTS = """
-import torch
-from tests_kernels import (
-    COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_edges,
-    check_fused, check_fused_operators, check_range_of_float16, check_synchronized,
-    check_twice_differentiated
-)
-torch.manual_seed(0)
-"""
-INTERPRETED = {
-    "batch": """
-for index, op in enumerate(OPERATIONS):
-    small = SHAPES[1:2] + SHAPES[3:4] if op.is_matrix else SHAPES[:4]
-    for number, shape in enumerate(small):
-        # the interpreter multiplies the bit patterns of bfloat16 matrices, so those need a GPU
-        half = torch.float16 if op.is_matrix else torch.bfloat16
-        dtype = (torch.float32, half)[number % 2]
-        layout = ("nchw", "channels_last")[(index + number) % 2]
-        check(shape.values[0], area.batch(shape.values[1]), op, dtype, layout)
-""",
-    "fused": """
-for index, (act, with_residual) in enumerate(FUSED):
-    op = OPERATIONS[(0, 2, 4)[index % 3]]
-    dtype = (torch.float32, torch.float16)[index % 2]
-    layout = ("nchw", "channels_last")[index % 2]
-    check_fused((5, 12, 4, 3), area.batch(5), op, dtype, layout, act, with_residual)
-    check_twice_differentiated(act, with_residual)
-check_fused_operators()
-""",
-    "other areas": """
-for index, case in enumerate(WITHIN_EXAMPLES):
-    dtype = (torch.float32, torch.float16)[index % 2]
-    layout = ("nchw", "channels_last")[index // 2 % 2]
-    check((2, 12, 4, 5), *case.values, dtype, layout)
-    check_fused((2, 12, 4, 5), *case.values, dtype, layout, *FUSED[index % 5])
-""",
-    "coloring": """
-for case in COLORED:
-    check_colored(*case)
-""",
-    "edges": """
-check_edges()
-check_range_of_float16()
-""",
-}
-
-
-def interpret(script, tmp_path) -> subprocess.Popen:
-    """A script with the same kernels, in a process of its own: Triton decides at its import."""
-    # With numpy 2.4 the interpreters before it fail (3.4, of torch 2.8, and 3.6 were tried).
-    pytest.importorskip("triton", minversion="3.9")
-    (tmp_path / "tests_kernels.py").write_text(Path(__file__).read_text(encoding="utf-8"))
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", IMPORTS + script + "\nprint('all agree')"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
-
-
-def must_agree(*processes: subprocess.Popen) -> None:
-    try:
-        for process in processes:
-            stdout, stderr = process.communicate(timeout=600)
-            assert stdout.strip().endswith("all agree"), stderr[-2000:]
-    finally:
-        for process in processes:
-            with process:  # closes its pipes
-                process.kill()
-
-
-@pytest.mark.parametrize("part", INTERPRETED)
-def test_kernels_agree_with_float64_in_the_interpreter(part, tmp_path) -> None:
-    must_agree(interpret(INTERPRETED[part], tmp_path))
-
-
-def test_synchronized_kernels_in_the_interpreter(tmp_path) -> None:
-    meeting = str(tmp_path / "meeting")
-    ranks = [interpret(f"check_synchronized({rank}, {meeting!r})", tmp_path) for rank in range(2)]
-    must_agree(*ranks)

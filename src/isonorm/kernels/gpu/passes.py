@@ -57,49 +57,42 @@ class Pass(NamedTuple):
     steps: Tensor | None  # the coefficients of the recurrence
 
 
-def find_pass(
-    x: Tensor,
-    block: Block,
-    plan: Plan,
-    weight: torch.dtype | None,
-    bias: torch.dtype | None,
-    extra: torch.dtype | None,
-) -> Pass:
-    """The pass for an input, with parameters and something fused of these dtypes, if any."""
+class Kinds(NamedTuple):
+    """What a pass has besides its input, by dtype: γ, β, and a residual or what stands for it."""
+
+    weight: torch.dtype | None
+    bias: torch.dtype | None
+    extra: torch.dtype | None
+
+
+def find_pass(x: Tensor, block: Block, plan: Plan, kinds: Kinds) -> Pass:
+    """The pass for an input, settled once."""
     precision = torch.get_float32_matmul_precision()
-    key = (x.shape, x.stride(), x.dtype, x.device, block, weight, bias, extra, precision)
+    key = (x.shape, x.stride(), x.dtype, x.device, block, kinds, precision)
     found = plan.passes.get(key)
     if found is None:
         if len(plan.passes) >= MOST_SHAPES:
             plan.passes.clear()
-        found = plan.passes[key] = _settle(x, block, plan, weight, bias, extra, precision)
+        found = plan.passes[key] = _settle(x, block, plan, kinds, precision)
     return found
 
 
-def _settle(
-    x: Tensor,
-    block: Block,
-    plan: Plan,
-    weight: torch.dtype | None,
-    bias: torch.dtype | None,
-    extra: torch.dtype | None,
-    precision: str,
-) -> Pass:
+def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -> Pass:
     lay = layout(tuple(x.shape), x.stride(), x.dtype, x.device, block, plan, precision)
     b, d, m = shape = plan.area.problem_shape(block, x.shape[0], x.shape[2])
     diagonal = "d" not in plan.area.roles
     several_channels = diagonal and plan.area.features != "channels"
-    gain: Constants = {"WEIGHT": weight is not None}
+    gain: Constants = {"WEIGHT": kinds.weight is not None}
     if several_channels:
         small = _Small(_statistics_of_channels(lay, m // block.size, plan))
     elif diagonal:
         small = _standardizing(lay, m, plan, gain)
     else:
         small = _whitening(lay, shape, x, plan, gain)
-    affine: Constants = gain | {"BIAS": bias is not None}
+    affine: Constants = gain | {"BIAS": kinds.bias is not None}
     fused: Constants = affine | {"ACT": plan.act}
     # A residual's gradient has been through the activation when step 6 sees it.
-    remade: Constants = affine | {"ACT": "" if extra is not None else plan.act}
+    remade: Constants = affine | {"ACT": "" if kinds.extra is not None else plan.act}
     return Pass(
         lay=lay,
         b=b,
@@ -112,8 +105,8 @@ def _settle(
         moments=lay.reducer("moments_kernel", CENTER=plan.operation.centers),
         statistics=small.statistics,
         root=small.root,
-        apply=lay.mapper("apply_kernel", RESIDUAL=extra is not None, **fused),
-        sums=lay.reducer("backward_sums_kernel", EXTRA=extra is not None, **fused),
+        apply=lay.mapper("apply_kernel", RESIDUAL=kinds.extra is not None, **fused),
+        sums=lay.reducer("backward_sums_kernel", EXTRA=kinds.extra is not None, **fused),
         gradients=small.gradients,
         backward_apply=lay.mapper("backward_apply_kernel", **remade),
         sum_parts=_sum_of_parts(lay) if lay.reducing > 1 else None,

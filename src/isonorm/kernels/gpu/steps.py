@@ -21,7 +21,7 @@ from ...recovery import Affine, Coloring, Recovery
 from ...statistics import Statistics
 from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
-from .passes import Pass, find_pass
+from .passes import Kinds, Pass, find_pass
 
 
 class Work(NamedTuple):
@@ -53,14 +53,8 @@ def prepare(
 ) -> Work:
     weight = recovery.weight if isinstance(recovery, Affine) else None  # Γ is part of the matrix
     weight, bias = (None if t is None else t.contiguous() for t in (weight, recovery.bias))
-    run = find_pass(
-        x,
-        block,
-        plan,
-        None if weight is None else weight.dtype,
-        None if bias is None else bias.dtype,
-        None if extra is None else extra.dtype,
-    )
+    kinds = Kinds(*(None if t is None else t.dtype for t in (weight, bias, extra)))
+    run = find_pass(x, block, plan, kinds)
     if block.groups * block.size != x.shape[1]:
         weight, bias = (None if t is None else t[block.channels] for t in (weight, bias))
         extra, g = (None if t is None else _part(t, block) for t in (extra, g))

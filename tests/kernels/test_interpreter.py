@@ -1,0 +1,91 @@
+"""The Triton kernels at small sizes without a GPU, by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+IMPORTS = """
+import torch
+from tests.kernels.checks import (
+    COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_edges,
+    check_fused, check_fused_operators, check_range_of_float16, check_synchronized,
+    check_twice_differentiated
+)
+torch.manual_seed(0)
+"""
+INTERPRETED = {
+    "batch": """
+for index, op in enumerate(OPERATIONS):
+    small = SHAPES[1:2] + SHAPES[3:4] if op.is_matrix else SHAPES[:4]
+    for number, shape in enumerate(small):
+        # the interpreter multiplies the bit patterns of bfloat16 matrices, so those need a GPU
+        half = torch.float16 if op.is_matrix else torch.bfloat16
+        dtype = (torch.float32, half)[number % 2]
+        layout = ("nchw", "channels_last")[(index + number) % 2]
+        check(shape.values[0], area.batch(shape.values[1]), op, dtype, layout)
+""",
+    "fused": """
+for index, (act, with_residual) in enumerate(FUSED):
+    op = OPERATIONS[(0, 2, 4)[index % 3]]
+    dtype = (torch.float32, torch.float16)[index % 2]
+    layout = ("nchw", "channels_last")[index % 2]
+    check_fused((5, 12, 4, 3), area.batch(5), op, dtype, layout, act, with_residual)
+    check_twice_differentiated(act, with_residual)
+check_fused_operators()
+""",
+    "other areas": """
+for index, case in enumerate(WITHIN_EXAMPLES):
+    dtype = (torch.float32, torch.float16)[index % 2]
+    layout = ("nchw", "channels_last")[index // 2 % 2]
+    check((2, 12, 4, 5), *case.values, dtype, layout)
+    check_fused((2, 12, 4, 5), *case.values, dtype, layout, *FUSED[index % 5])
+""",
+    "coloring": """
+for case in COLORED:
+    check_colored(*case)
+""",
+    "edges": """
+check_edges()
+check_range_of_float16()
+""",
+}
+
+
+def interpret(script) -> subprocess.Popen:
+    """A script with the same kernels, in a process of its own: Triton decides at its import."""
+    # With numpy 2.4 the interpreters before it fail (3.4, of torch 2.8, and 3.6 were tried).
+    pytest.importorskip("triton", minversion="3.9")
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", IMPORTS + script + "\nprint('all agree')"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def must_agree(*processes: subprocess.Popen) -> None:
+    try:
+        for process in processes:
+            stdout, stderr = process.communicate(timeout=600)
+            assert stdout.strip().endswith("all agree"), stderr[-2000:]
+    finally:
+        for process in processes:
+            with process:  # closes its pipes
+                process.kill()
+
+
+@pytest.mark.parametrize("part", INTERPRETED)
+def test_kernels_agree_with_float64_in_the_interpreter(part) -> None:
+    must_agree(interpret(INTERPRETED[part]))
+
+
+def test_synchronized_kernels_in_the_interpreter(tmp_path) -> None:
+    meeting = str(tmp_path / "meeting")
+    ranks = [interpret(f"check_synchronized({rank}, {meeting!r})") for rank in range(2)]
+    must_agree(*ranks)
