@@ -17,12 +17,17 @@ from .launch import Launcher
 TILE = {2: 128, 4: 64}
 #: Channels a program standardizes together, at most.
 CHANNELS = 64
-STAGES = 3
-#: Programs for each multiprocessor: few for kernels that write partial sums, more for the others.
-REDUCING_PROGRAMS = 4
-APPLYING_PROGRAMS = 16
 #: Tiles a reducing program has at least, so that partial sums stay small beside what they sum.
 TILES_TO_REDUCE = 4
+
+
+class Tuning(NamedTuple):
+    """What a streaming kernel's speed depends on, and its result does not."""
+
+    tile: int  # samples at a time
+    warps: int
+    stages: int  # tiles in flight
+    programs: int  # for each multiprocessor
 
 
 class Walk(NamedTuple):
@@ -62,16 +67,21 @@ def walk(shape: tuple[int, ...], stride: tuple[int, ...], block: Block, plan: Pl
 
 
 class Layout(NamedTuple):
-    """A walk cut into programs: each has a group of features of one example, and some tiles."""
+    """A walk as the kernels need it: programs take a group of features of one example each, and
+    share its tiles of samples.
+    """
 
     examples: int
     groups: int  # of each example
     size: int  # features of a group
     d: int  # the power of two ≥ size that kernels use
     channels: int  # features of an example
-    reducing: int  # programs a group for kernels that write partial sums
-    applying: int  # and for the others
-    numbers: tuple[int, ...]  # of the streaming kernels' signatures
+    n: int  # samples are n runs
+    s: int  # of s
+    merged: bool  # whether the runs follow each other at the same stride
+    operand: int  # bytes of what is multiplied
+    multiprocessors: int
+    numbers: tuple[int, ...]  # of the streaming kernels' signatures; tiles go before the last two
     constants: dict[str, object]
 
     @property
@@ -83,17 +93,36 @@ class Layout(NamedTuple):
         """Numbers in one part of the sums: (G, D) first ones, then (G, D[, D]) second ones."""
         return self.problems * self.d * (2 if self.constants["DIAG"] else self.d + 1)
 
-    def reducer(self, name: str, **flags: object) -> Launcher:
-        """A kernel that leaves partial sums, for this layout."""
-        return self._launcher(name, self.reducing, flags)
+    def launcher(self, name: str, tuning: Tuning | None = None, **flags: object) -> Launcher:
+        """A kernel for this layout; its grid is problems × programs that share one's tiles."""
+        tuning = tuning or self.tuning(name)
+        if self.merged:
+            tiles = triton.cdiv(self.n * self.s, tuning.tile)
+        else:
+            tiles = self.n * triton.cdiv(self.s, tuning.tile)
+        wanted = triton.cdiv(tuning.programs * self.multiprocessors, max(self.problems, 1))
+        most = tiles // TILES_TO_REDUCE if name in REDUCING else tiles
+        options = {"BM": tuning.tile, "num_warps": tuning.warps, "num_stages": tuning.stages}
+        return Launcher(
+            getattr(stream, name),
+            (self.problems, max(1, min(wanted, most))),
+            (*self.numbers[:-2], tiles, *self.numbers[-2:]),
+            flags | self.constants | options,
+        )
 
-    def mapper(self, name: str, **flags: object) -> Launcher:
-        """A kernel that writes an activation, for this layout."""
-        return self._launcher(name, self.applying, flags)
+    def tuning(self, name: str) -> Tuning:
+        """How a kernel runs best on this layout."""
+        tile = TILE[self.operand] // (2 if self.d > 64 else 1)
+        if self.merged:
+            tile = min(tile, padded(self.n * self.s))
+        elif self.s % tile:
+            tile = min(tile, 64)  # pieces of an image's row: the last is shorter, so they are short
+        warps = 4 if self.d <= 64 else 8
+        return Tuning(tile, warps, stages=3, programs=4 if name in REDUCING else 16)
 
-    def _launcher(self, name: str, programs: int, flags: dict[str, object]) -> Launcher:
-        grid = (self.problems, programs)
-        return Launcher(getattr(stream, name), grid, self.numbers, flags | self.constants)
+
+#: Kernels that leave partial sums, one for each program: few programs are better.
+REDUCING = ("moments_kernel", "backward_sums_kernel")
 
 
 def layout(
@@ -105,7 +134,7 @@ def layout(
     plan: Plan,
     precision: str,
 ) -> Layout:
-    """How kernels cut a block of a tensor with this shape and stride."""
+    """How kernels walk a block of a tensor with this shape and stride."""
     examples, features, n, s, se, sc, sn, ss = way = walk(shape, stride, block, plan)
     matrix = "d" in plan.area.roles
     if matrix:
@@ -117,17 +146,10 @@ def layout(
     if s == 1:
         ss = sn
     promote = matrix and plan.operation.method != "newton" and dtype != torch.float32
-    tile = TILE[4 if promote else dtype.itemsize] // (2 if d > 64 else 1)
-    if merged:
-        tile = min(tile, padded(n * s))
-    elif s % tile:
-        tile = min(tile, 64)  # pieces of an image's row: the last is shorter, so keep them short
-    tiles = triton.cdiv(n * s, tile) if merged else n * triton.cdiv(s, tile)
     align, width = gcd(sc, 16), 1 if merged else gcd(s, 16)
     groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
-        "BM": tile,
         "MERGED": merged,
         "WHOLE": size == d and features % size == 0,
         "I64": way.extent >= 2**31,
@@ -137,26 +159,21 @@ def layout(
         "WIDTH": width,
         "PROMOTE": promote,
         "PRECISION": product_precision(dtype, promote, precision),
-        "num_warps": 4 if d <= 64 else 8,
-        "num_stages": STAGES,
     }
-    problems = examples * groups
     return Layout(
         examples,
         groups,
         size,
         d,
         features,
-        _programs(problems, tiles // TILES_TO_REDUCE, REDUCING_PROGRAMS, device),
-        _programs(problems, tiles, APPLYING_PROGRAMS, device),
-        (n, s // width, sn, sc // align, ss, se, features, tiles, size, groups),
+        n,
+        s,
+        merged,
+        4 if promote else dtype.itemsize,
+        multiprocessors(device),
+        (n, s // width, sn, sc // align, ss, se, features, size, groups),
         constants,
     )
-
-
-def _programs(problems: int, most: int, wanted: int, device: torch.device) -> int:
-    """Programs that share a group's tiles: enough to fill the device, at most ``most``."""
-    return max(1, min(triton.cdiv(wanted * multiprocessors(device), max(problems, 1)), most))
 
 
 def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str:

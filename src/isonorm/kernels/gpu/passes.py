@@ -53,7 +53,8 @@ class Pass(NamedTuple):
     sums: Launcher
     gradients: Launcher | None
     backward_apply: Launcher
-    sum_parts: Launcher | None
+    sum_moments: Launcher | None  # of several programs' parts
+    sum_sums: Launcher | None
     steps: Tensor | None  # the coefficients of the recurrence
 
 
@@ -93,6 +94,8 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
     fused: Constants = affine | {"ACT": plan.act}
     # A residual's gradient has been through the activation when step 6 sees it.
     remade: Constants = affine | {"ACT": "" if kinds.extra is not None else plan.act}
+    moments = lay.launcher("moments_kernel", CENTER=plan.operation.centers)
+    sums = lay.launcher("backward_sums_kernel", EXTRA=kinds.extra is not None, **fused)
     return Pass(
         lay=lay,
         b=b,
@@ -102,14 +105,15 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
         memo_shape=plan.memo_shape(b, d, x.device),
         gain_shape=(lay.channels,) if lay.examples == 1 else (lay.examples, lay.channels),
         several_channels=several_channels,
-        moments=lay.reducer("moments_kernel", CENTER=plan.operation.centers),
+        moments=moments,
         statistics=small.statistics,
         root=small.root,
-        apply=lay.mapper("apply_kernel", RESIDUAL=kinds.extra is not None, **fused),
-        sums=lay.reducer("backward_sums_kernel", EXTRA=kinds.extra is not None, **fused),
+        apply=lay.launcher("apply_kernel", RESIDUAL=kinds.extra is not None, **fused),
+        sums=sums,
         gradients=small.gradients,
-        backward_apply=lay.mapper("backward_apply_kernel", **remade),
-        sum_parts=_sum_of_parts(lay) if lay.reducing > 1 else None,
+        backward_apply=lay.launcher("backward_apply_kernel", **remade),
+        sum_moments=_sum_of_parts(moments, lay),
+        sum_sums=_sum_of_parts(sums, lay),
         steps=small.steps,
     )
 
@@ -181,10 +185,14 @@ def _whitening(
     )
 
 
-def _sum_of_parts(lay: Layout) -> Launcher:
+def _sum_of_parts(reducing: Launcher, lay: Layout) -> Launcher | None:
+    """Adds up what the programs of a kernel leave, where there are several."""
+    _, parts = reducing.grid
+    if parts == 1:
+        return None
     constants: Constants = {"PARTS": PARTS, "COLUMNS": COLUMNS, "num_warps": 4}
     programs = triton.cdiv(lay.row, COLUMNS)
-    return _launcher("sum_parts_kernel", programs, (lay.reducing, lay.row), constants)
+    return _launcher("sum_parts_kernel", programs, (parts, lay.row), constants)
 
 
 def _launcher(name: str, programs: int, numbers: tuple, constants: Constants) -> Launcher:

@@ -71,10 +71,10 @@ def _sums_about_pivot(work: Work) -> tuple[Tensor, Tensor]:
     """The pivots, where the means will lie, and the sums about them."""
     x, run = work.x, work.run
     mean = x.new_empty(run.mean_shape, dtype=torch.float32)
-    total = x.new_empty((run.lay.reducing, run.lay.row), dtype=torch.float32)
+    total = x.new_empty((run.moments.grid[1], run.lay.row), dtype=torch.float32)
     run.moments(x, total, mean)
-    if run.sum_parts is not None:
-        run.sum_parts(total)
+    if run.sum_moments is not None:
+        run.sum_moments(total)
     return mean, total
 
 
@@ -149,12 +149,12 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
 
 def _backward_sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery) -> Tensor:
     x, run = work.x, work.run
-    total = x.new_empty((run.lay.reducing, run.lay.row), dtype=torch.float32)
+    total = x.new_empty((run.sums.grid[1], run.lay.row), dtype=torch.float32)
     extra, g = x if work.extra is None else work.extra, x if work.g is None else work.g
     mean, w = _lanes(p.mean, work), _matrix(p.w, work, recovery)
     run.sums(x, _part(dy, work.block), mean, total, w, *work.parameters(), extra, g)
-    if run.sum_parts is not None:
-        run.sum_parts(total)
+    if run.sum_sums is not None:
+        run.sum_sums(total)
     return total
 
 

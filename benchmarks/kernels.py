@@ -1,0 +1,237 @@
+"""Where IterNorm's time on a GPU goes: each of its kernels by itself, in CUDA graphs.
+
+    python -m benchmarks.kernels                       # ResNet-50's activations at batch 256
+    python -m benchmarks.kernels --tune --shapes 512,14 --layouts nchw
+
+Beside each kernel that streams the activation stands the time its bytes take at the copy bandwidth
+measured first. With ``--tune`` these kernels are run with other tiles, warps, stages and programs,
+too; a variant whose results are not those of the usual one counts as failed. ``--share 0/4`` runs
+every fourth variant once, untimed: several processes then compile for the one that times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+import isonorm
+from isonorm.area import flat
+from isonorm.kernels.plan import Plan, make_plan
+
+from .gpu import RESNET50, copy_bandwidth, make_input
+from .report import hardware, versions, write
+
+Step = Callable[[], object]
+
+#: Passes over the activation that a kernel makes.
+PASSES = {"moments": 1, "apply": 2, "sums": 2, "backward_apply": 3}
+KERNELS = {
+    "moments": "moments_kernel",
+    "apply": "apply_kernel",
+    "sums": "backward_sums_kernel",
+    "backward_apply": "backward_apply_kernel",
+}
+TILES, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (2, 3, 4)
+PROGRAMS = {
+    "moments": (2, 4, 8),
+    "apply": (8, 16, 64),
+    "sums": (2, 4, 8),
+    "backward_apply": (8, 16, 64),
+}
+
+
+def microseconds(step: Step, launches: int = 20, rounds: int = 5) -> float:
+    """Median time of a step, launched many times in one CUDA graph."""
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            step()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def once() -> float:
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) * 1e3 / launches
+
+    once()
+    return median(once() for _ in range(rounds))
+
+
+class Kernels:
+    """One layer's kernels with the tensors they work on, ready to be launched one by one."""
+
+    def __init__(self, shape: tuple[int, ...], layout: str, dtype: torch.dtype, args) -> None:
+        from isonorm.kernels import gpu
+        from isonorm.kernels.explicit import Saved, unpack
+
+        x, self.dy = (flat(t.detach()) for t in make_input(shape, layout, dtype))
+        operation = isonorm.operation.whiten("newton", 5)
+        self.plan: Plan = make_plan(
+            isonorm.area.batch(args.group_size), operation, 1e-5, "", "triton", args.act
+        )
+        channels = shape[1]
+        recovery = isonorm.recovery.Affine(
+            torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
+        )
+        (block, *_) = self.plan.problem_shapes(*x.shape)[0]
+        self.work = gpu.prepare(x, block, self.plan, recovery)
+        self.run = self.work.run
+        statistics, (w, memo) = gpu.analyze(self.work, self.plan)
+        saved = Saved(None, statistics.mean, statistics.cov, w, memo)
+        self.problem = next(unpack(saved, self.plan, *x.shape))
+        self.grads = gpu.differentiate(
+            self.work, self.dy, self.problem, recovery, self.plan, self.run.m
+        )
+        self.y, self.dx = torch.empty_like(x), torch.empty_like(x)
+        lay = self.run.lay
+        most = max(PROGRAMS["moments"] + PROGRAMS["sums"]) * lay.multiprocessors
+        parts = 1 + most // lay.problems  # that programs of any tuning may leave
+        self.total = torch.empty(parts, lay.row, device="cuda")
+
+    def steps(self) -> dict[str, Step]:
+        """All launches of a forward and a backward pass, as they follow each other."""
+        run, p, g = self.run, self.problem, self.grads
+        steps: dict[str, Step] = {"moments": self.launch("moments")}
+        if run.sum_moments is not None:
+            steps["sum of moments"] = lambda: run.sum_moments(self.total)  # type: ignore[misc]
+        mean, w, memo = p.mean.clone(), p.w.clone(), p.memo.clone()
+        steps["root"] = lambda: run.root(self.total, mean, p.cov, run.steps, w, memo)  # type: ignore[misc]
+        steps["apply"] = self.launch("apply")
+        steps["sums"] = self.launch("sums")
+        if run.sum_sums is not None:
+            steps["sum of sums"] = lambda: run.sum_sums(self.total)  # type: ignore[misc]
+        weight, _ = self.work.parameters()
+        outputs = [torch.empty_like(weight), torch.empty_like(weight)]
+        outputs += [torch.empty_like(t) for t in (g.a, g.slope, g.shift)]
+        steps["gradients"] = lambda: run.gradients(  # type: ignore[misc]
+            self.total, p.cov, p.w, p.memo, run.steps, weight, *outputs
+        )
+        steps["backward_apply"] = self.launch("backward_apply")
+        return steps
+
+    def launch(self, name: str, tuning=None) -> Step:
+        launcher, tensors = self.launcher(name, tuning), self.tensors(name)
+        return lambda: launcher(*tensors)
+
+    def launcher(self, name: str, tuning=None):
+        usual = getattr(self.run, name)
+        if tuning is None:
+            return usual
+        return self.run.lay.launcher(KERNELS[name], tuning, **usual.constants)
+
+    def tensors(self, name: str) -> tuple[Tensor, ...]:
+        x, p, g = self.work.x, self.problem, self.grads
+        affine = self.work.parameters()
+        if name == "moments":
+            return x, self.total, torch.empty_like(p.mean)
+        if name == "apply":
+            return x, self.y, p.w, p.mean, *affine, x
+        if name == "sums":
+            return x, self.dy, p.mean, self.total, p.w, *affine, x, x
+        return x, self.dy, self.dx, g.a, g.slope, p.mean, g.shift, p.w, *affine
+
+    def outcome(self, name: str, tuning=None) -> Tensor:
+        """What a kernel computes, to be compared between tunings."""
+        for output in (self.total, self.y, self.dx):
+            output.fill_(float("nan"))
+        self.launch(name, tuning)()
+        if name == "apply":
+            return self.y.float()
+        if name == "backward_apply":
+            return self.dx.float()
+        total = self.total[: self.launcher(name, tuning).grid[1]].sum(0) / self.run.m
+        if name == "sums":
+            return total
+        d, problems = self.run.lay.d, self.run.lay.problems  # about a pivot, which tilings choose
+        first = total[: problems * d].view(-1, d)
+        return total[problems * d :].view(-1, d, d) - first[:, :, None] * first[:, None, :]
+
+
+def time_variants(kernels: Kernels, name: str, share: tuple[int, int] | None) -> Iterator[dict]:
+    from isonorm.kernels.gpu.layout import Tuning
+
+    usual = kernels.run.lay.tuning(KERNELS[name])
+    want = kernels.outcome(name)
+    for number, numbers in enumerate(product(TILES, WARPS, STAGES, PROGRAMS[name])):
+        tuning = Tuning(*numbers)
+        found: dict = {"kernel": name, "tuning": numbers, "usual": tuning == usual}
+        mine = share is None or number % share[1] == share[0]
+        compiles = share is not None and tuning.programs == PROGRAMS[name][0]
+        try:
+            if compiles and mine:
+                kernels.launch(name, tuning)()
+            if share is not None:
+                continue
+            error = ((kernels.outcome(name, tuning) - want).norm() / want.norm()).item()
+            if not error < 2e-2:
+                raise ValueError(f"its error is {error:.1e}")
+            found["us"] = microseconds(kernels.launch(name, tuning), launches=8, rounds=3)
+        except Exception as error:  # what the device cannot run, or runs wrongly, is a result, too
+            found["failed"] = f"{type(error).__name__}: {str(error)[:80]}"
+        yield found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--precision", default="high", choices=["high", "highest"])
+    parser.add_argument("--layouts", nargs="+", default=["channels_last", "nchw"])
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--group-size", type=int, default=64)
+    parser.add_argument("--act", default="", choices=["", "relu", "silu"])
+    parser.add_argument("--shapes", nargs="*", help="C,H pairs such as 256,56")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--share", help="i/n: compile a share of the variants, and time nothing")
+    parser.add_argument("--out", type=Path, default=Path("records/kernels.json"))
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.kernels needs a CUDA device.")
+    torch.set_float32_matmul_precision(args.precision)
+    share = tuple(map(int, args.share.split("/"))) if args.share else None
+    bandwidth = copy_bandwidth()
+    shapes = [tuple(map(int, s.split(","))) for s in args.shapes] if args.shapes else RESNET50
+    rows = []
+    for layout, (c, h) in product(args.layouts, shapes):
+        shape = (args.batch, c, h, h)
+        kernels = Kernels(shape, layout, getattr(torch, args.dtype), args)
+        size = kernels.work.x.numel() * kernels.work.x.element_size()
+        row: dict = {"shape": list(shape), "layout": layout}
+        if share is None:
+            row["us"] = {name: microseconds(step) for name, step in kernels.steps().items()}
+            row["floor_us"] = {k: v * size / bandwidth * 1e6 for k, v in PASSES.items()}
+            cells = [f"{k} {v:.1f}" for k, v in row["us"].items()]
+            floor = sum(row["floor_us"].values())
+            total = sum(row["us"].values())
+            print(f"{shape} {layout}: {', '.join(cells)}; all {total:.0f}, floor {floor:.0f}")
+        if args.tune:
+            row["variants"] = [v for k in KERNELS for v in time_variants(kernels, k, share)]
+            for name in KERNELS:
+                timed = [v for v in row["variants"] if v["kernel"] == name and "us" in v]
+                for v in sorted(timed, key=lambda v: v["us"])[:3]:
+                    print(f"    {name} {v['us']:.1f} with {v['tuning']}", flush=True)
+        rows.append(row)
+        del kernels
+        torch.cuda.empty_cache()
+    if share is None:
+        where = hardware() | {"gpu": torch.cuda.get_device_name()}
+        arguments = {key: value for key, value in vars(args).items() if key != "out"}
+        arguments["bandwidth"] = bandwidth
+        record = {"hardware": where, "versions": versions(), "arguments": arguments, "rows": rows}
+        write(record, args.out)
+
+
+if __name__ == "__main__":
+    main()
