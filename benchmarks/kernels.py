@@ -106,7 +106,7 @@ class Kernels:
         if run.sum_moments is not None:
             steps["sum of moments"] = lambda: run.sum_moments(self.total)  # type: ignore[misc]
         mean, w, memo = p.mean.clone(), p.w.clone(), p.memo.clone()
-        steps["root"] = lambda: run.root(self.total, mean, p.cov, run.steps, w, memo)  # type: ignore[misc]
+        steps["root"] = lambda: run.root(self.total, mean, p.cov, w, memo, *[self.total] * 3)  # type: ignore[misc]
         steps["apply"] = self.launch("apply")
         steps["sums"] = self.launch("sums")
         if run.sum_sums is not None:
@@ -115,7 +115,7 @@ class Kernels:
         outputs = [torch.empty_like(weight), torch.empty_like(weight)]
         outputs += [torch.empty_like(t) for t in (g.a, g.slope, g.shift)]
         steps["gradients"] = lambda: run.gradients(  # type: ignore[misc]
-            self.total, p.cov, p.w, p.memo, run.steps, weight, *outputs
+            self.total, p.cov, p.w, p.memo, weight, *outputs
         )
         steps["backward_apply"] = self.launch("backward_apply")
         return steps

@@ -66,6 +66,11 @@ def backend(name: str) -> Iterator[None]:
         _requested = before
 
 
+def requested() -> str:
+    """The implementation that is asked for; "auto" where none is."""
+    return _requested
+
+
 def transforms_active() -> bool:
     """Whether a ``torch.func`` transform (vmap, grad, jvp, …) is running; the compiler can trace
     this question.

@@ -83,7 +83,7 @@ def _backward(dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan
         return explicit.backward(dy, dmean, dcov, x, recovery, saved, plan, extra)
 
 
-def _is_batched(grad: Tensor | None) -> bool:
+def is_batched(grad: Tensor | None) -> bool:
     """Whether a gradient stands for many (``is_grads_batched``, vmap over a vjp): only the
     reference broadcasts over them.
     """
@@ -93,7 +93,7 @@ def _is_batched(grad: Tensor | None) -> bool:
     )
 
 
-def _differentiable_backward(
+def differentiable_backward(
     dy, dmean, dcov, x, weight, bias, color, extra, plan: Plan, has_residual: bool
 ):
     """The same gradients as a graph, by differentiating the reference."""
@@ -160,9 +160,9 @@ class _Explicit(torch.autograd.Function):
         x, weight, bias, color, extra, *saved = ctx.saved_tensors
         if dy is None and dmean is None and dcov is None:
             return (None,) * 7
-        if torch.is_grad_enabled() or any(map(_is_batched, grads)):
+        if torch.is_grad_enabled() or any(map(is_batched, grads)):
             has_residual = ctx.residual_dtype is not None
-            inner = _differentiable_backward(
+            inner = differentiable_backward(
                 dy, dmean, dcov, x, weight, bias, color, extra, ctx.plan, has_residual
             )
             return *_as_inputs(ctx, *inner), None
@@ -280,7 +280,7 @@ def _op_backward(ctx, *grads):
     given = (dy, dmean, dcov, x, weight, bias, color, extra)
     if torch.is_grad_enabled():
         plan, has_residual = Plan.decode(ctx.plan), ctx.residual_dtype is not None
-        return _as_inputs(ctx, *_differentiable_backward(*given, plan, has_residual))
+        return _as_inputs(ctx, *differentiable_backward(*given, plan, has_residual))
     dx, dgain, dbias, g = _backward_op(*given, *saved, ctx.plan)
     return _as_inputs(
         ctx,

@@ -17,6 +17,7 @@ from ..area import Area
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..recovery import resolve as resolve_recovery
+from . import shortcut
 from .fixed import FixedMap, activation
 from .running import RunningTransform
 
@@ -153,6 +154,9 @@ class Normalize(RunningTransform):
                 x, self.transform_for_eval(), self.mean_for_eval(), self.recovery,
                 self._applied_area, act=self.act, residual=residual,
             )  # fmt: skip
+        y = shortcut.train(self, x, residual)
+        if y is not None:
+            return y
         result = functional.normalize_with_transform(
             x, self.area, self.operation, self.recovery,
             eps=self.eps, act=self.act, residual=residual,

@@ -9,7 +9,8 @@ parameters are not part of it: they may be trained in eval, with statistics froz
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,7 @@ class RunningTransform(WideBuffers):
         self.check_finite = check_finite
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
+        self._answers: dict[Hashable, Any] = {}  # see ``shortcut``
         self._transform_source: tuple[Tensor, int | None] | None = None  # what W was derived from
 
         self.register_buffer("running_mean", None)
@@ -235,7 +237,7 @@ class RunningTransform(WideBuffers):
 
     def __getstate__(self) -> dict:
         # Copies and pickles count their buffers' versions anew.
-        return {**self.__dict__, "_transform_source": None}
+        return {**self.__dict__, "_transform_source": None, "_answers": {}}
 
     def train(self, mode: bool = True):
         super().train(mode)

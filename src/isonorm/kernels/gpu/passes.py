@@ -6,7 +6,6 @@ is found here and kept with the plan, so that a step costs allocations and launc
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,9 @@ from .layout import Layout, layout, padded
 
 #: Constants of a kernel by name.
 Constants = dict[str, object]
+
+#: Running averages are ``express``'s to ask for.
+NO_AVERAGE: Constants = {"AVERAGE": ""}
 
 #: Warps of the kernels on d × d matrices.
 ROOT_WARPS = 4
@@ -55,7 +57,6 @@ class Pass(NamedTuple):
     backward_apply: Launcher
     sum_moments: Launcher | None  # of several programs' parts
     sum_sums: Launcher | None
-    steps: Tensor | None  # the coefficients of the recurrence
 
 
 class Kinds(NamedTuple):
@@ -114,7 +115,6 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
         backward_apply=lay.launcher("backward_apply_kernel", **remade),
         sum_moments=_sum_of_parts(moments, lay),
         sum_sums=_sum_of_parts(sums, lay),
-        steps=small.steps,
     )
 
 
@@ -124,7 +124,6 @@ class _Small(NamedTuple):
     statistics: Launcher
     root: Launcher | None = None
     gradients: Launcher | None = None
-    steps: Tensor | None = None
 
 
 def _statistics_of_channels(
@@ -136,8 +135,8 @@ def _statistics_of_channels(
         "CENTER": plan.operation.centers,
         "SCALE": scale,
         "num_warps": 2,
-    }
-    numbers = (plan.eps, count, lay.channels, lay.groups)
+    } | NO_AVERAGE
+    numbers = (plan.eps, 0.0, 1.0, count, lay.channels, lay.groups)
     return _launcher("scale_kernel", lay.problems, numbers, constants)
 
 
@@ -172,8 +171,8 @@ def _whitening(
         _launcher(
             "root_kernel",
             b,
-            (plan.eps, m, b * d, d),
-            center | _root_constants(recurrence, d, forward),
+            (plan.eps, 0.0, 1.0, m, b * d, d),
+            center | NO_AVERAGE | _root_constants(recurrence, d, forward),
         ),
         _launcher(
             "root_backward_kernel",
@@ -181,7 +180,6 @@ def _whitening(
             (m, plan.eps, b * d, d, lay.groups),
             gain | _root_constants(recurrence, d, backward),
         ),
-        coefficients(recurrence.steps, x.device),
     )
 
 
@@ -203,7 +201,7 @@ def _launcher(name: str, programs: int, numbers: tuple, constants: Constants) ->
 def _root_constants(recurrence: Recurrence, d: int, precision: str) -> Constants:
     quintic = recurrence.name == "polar"
     return {
-        "T": len(recurrence.steps),
+        "STEPS": tuple(float(number) for step in recurrence.steps for number in step),
         "D": padded(d),
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
@@ -213,7 +211,10 @@ def _root_constants(recurrence: Recurrence, d: int, precision: str) -> Constants
     }
 
 
-@lru_cache(maxsize=64)
-def coefficients(steps: tuple, device: torch.device) -> Tensor:
-    """A recurrence's (a, b, c) for each step, on the device."""
-    return torch.tensor(steps or [(0.0, 0.0, 0.0)], dtype=torch.float32, device=device)
+def averaging(root: Launcher, matrix: str, momentum: float, unbiased: float) -> Launcher:
+    """A root's kernel that moves running averages besides: of "covariance", each multiplied by
+    ``unbiased``, or of "whitening".
+    """
+    eps, _, _, *rest = root.numbers
+    numbers = (eps, momentum, unbiased, *rest)
+    return Launcher(root.kernel, root.grid, numbers, root.constants | {"AVERAGE": matrix})

@@ -56,12 +56,19 @@ def _product(b_left, b_right, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _polynomial(b_z, b_eye, p_steps, k, QUINTIC: tl.constexpr, PRECISION: tl.constexpr):
-    a, b = tl.load(p_steps + 3 * k), tl.load(p_steps + 3 * k + 1)
-    b_q = b * b_z + a * b_eye
+def _coefficient(k, POWER: tl.constexpr, STEPS: tl.constexpr):
+    """Of Z^POWER in step k; STEPS has three numbers for each step."""
+    found = tl.zeros((), tl.float32)
+    for i in tl.static_range(len(STEPS) // 3):
+        found = tl.where(k == i, STEPS[3 * i + POWER], found)
+    return found
+
+
+@triton.jit
+def _polynomial(b_z, b_eye, k, STEPS: tl.constexpr, QUINTIC: tl.constexpr, PRECISION: tl.constexpr):
+    b_q = _coefficient(k, 1, STEPS) * b_z + _coefficient(k, 0, STEPS) * b_eye
     if QUINTIC:
-        c = tl.load(p_steps + 3 * k + 2)
-        b_q += c * _product(b_z, b_z, PRECISION)
+        b_q += _coefficient(k, 2, STEPS) * _product(b_z, b_z, PRECISION)
     return b_q
 
 
@@ -114,9 +121,23 @@ def statistics_kernel(
 
 
 @triton.jit
+def _move(p_running, b_new, m, momentum):
+    """A running average towards a batch's value."""
+    b_old = tl.load(p_running, mask=m, other=0.0)
+    tl.store(p_running, b_old + momentum * (b_new - b_old), mask=m)
+
+
+@triton.jit
+def _count_batch(p_batches, i_group):
+    if i_group == 0:
+        tl.store(p_batches, tl.load(p_batches) + 1)
+
+
+@triton.jit
 def scale_kernel(
-    p_total, p_mean, p_cov, p_w, eps, count, channels, groups,
-    D: tl.constexpr, CENTER: tl.constexpr, SCALE: tl.constexpr,
+    p_total, p_mean, p_cov, p_w, p_running_mean, p_running, p_batches,
+    eps, momentum, unbiased, count, channels, groups,
+    D: tl.constexpr, CENTER: tl.constexpr, SCALE: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
     """μ, σ² and (σ² + ε)^(-1/2) of D channels standardized one by one."""
     i_group, problems = tl.program_id(0), tl.num_programs(0)
@@ -134,17 +155,24 @@ def scale_kernel(
     tl.store(p_mean + i_global, b_mean, mask=m)
     b_cov = tl.load(p_total + problems * D + i_padded) / count - b_delta * b_delta
     tl.store(p_cov + i_global, b_cov, mask=m)
+    b_w = 1.0 / tl.sqrt(b_cov + eps)
     if SCALE:
-        tl.store(p_w + i_global, 1.0 / tl.sqrt(b_cov + eps), mask=m)
+        tl.store(p_w + i_global, b_w, mask=m)
+    if AVERAGE != "":
+        _move(p_running_mean + i_global, b_mean, m, momentum)
+        b_new = b_cov * unbiased if AVERAGE == "covariance" else b_w
+        _move(p_running + i_global, b_new, m, momentum)
+        _count_batch(p_batches, i_group)
 
 
 @triton.jit
 def root_kernel(
-    p_total, p_mean, p_cov, p_steps, p_w, p_memo, eps, count, channels, size,
-    CENTER: tl.constexpr, T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr,
-    FROBENIUS: tl.constexpr, PRECISION: tl.constexpr,
+    p_total, p_mean, p_cov, p_w, p_memo, p_running_mean, p_running, p_batches,
+    eps, momentum, unbiased, count, channels, size,
+    CENTER: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr,
+    FROBENIUS: tl.constexpr, PRECISION: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
-    """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way."""
+    """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way, and their running averages."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
@@ -152,9 +180,10 @@ def root_kernel(
     b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
     SLOT_P: tl.constexpr = 2 if QUINTIC else 1
+    T: tl.constexpr = len(STEPS) // 3
     b_p = b_eye
     if T > 0:
-        b_q = _polynomial(b_z, b_eye, p_steps, 0, QUINTIC, PRECISION)
+        b_q = _polynomial(b_z, b_eye, 0, STEPS, QUINTIC, PRECISION)
         _keep(p_memo, 0, groups, size, o, m, b_q)
         if QUINTIC:
             _keep(p_memo, 1, groups, size, o, m, b_z)
@@ -165,19 +194,29 @@ def root_kernel(
                 b_z = _product(b_b, b_q, PRECISION)
                 _keep(p_memo, SLOTS * (k - 1) + SLOT_P, groups, size, o, m, b_p)
                 _keep(p_memo, SLOTS * (k - 1) + SLOT_P + 1, groups, size, o, m, b_b)
-                b_q = _polynomial(b_z, b_eye, p_steps, k, QUINTIC, PRECISION)
+                b_q = _polynomial(b_z, b_eye, k, STEPS, QUINTIC, PRECISION)
                 _keep(p_memo, SLOTS * k, groups, size, o, m, b_q)
                 if QUINTIC:
                     _keep(p_memo, SLOTS * k + 1, groups, size, o, m, b_z)
                 b_p = _product(b_p, b_q, PRECISION)
-    tl.store(p_w + o, b_p / tl.sqrt(s), mask=m)
+    b_w = b_p / tl.sqrt(s)
+    tl.store(p_w + o, b_w, mask=m)
+    if AVERAGE != "":
+        i_channel = tl.arange(0, D)
+        i_global = i_group * size + i_channel
+        m_channel = (i_channel < size) & (i_global < channels)
+        tl.debug_barrier()  # the mean lies where other threads have put it
+        b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
+        _move(p_running_mean + i_global, b_mean, m_channel, momentum)
+        _move(p_running + o, b_cov * unbiased if AVERAGE == "covariance" else b_w, m, momentum)
+        _count_batch(p_batches, i_group)
 
 
 @triton.jit
 def root_backward_kernel(
-    p_total, p_cov, p_w, p_memo, p_steps, p_weight,
+    p_total, p_cov, p_w, p_memo, p_weight,
     p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
-    T: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
+    STEPS: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
     WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m."""
@@ -211,13 +250,14 @@ def root_backward_kernel(
     size_of_gradient = tl.max(tl.max(tl.abs(b_dz), 1), 0)
     size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)
     b_dz /= size_of_gradient
+    T: tl.constexpr = len(STEPS) // 3
     b_dp = tl.zeros((D, D), tl.float32)
     for k in range(0, T):
-        b_dq = tl.load(p_steps + 3 * k + 1) * b_dz
+        b_dq = _coefficient(k, 1, STEPS) * b_dz
         if QUINTIC:
             b_z = tl.load(p_memo + (SLOTS * k + 1) * stride + o, mask=m, other=0.0)
             b_zdz = _product(b_z, b_dz, PRECISION)
-            b_dq += tl.load(p_steps + 3 * k + 2) * (b_zdz + tl.trans(b_zdz))
+            b_dq += _coefficient(k, 2, STEPS) * (b_zdz + tl.trans(b_zdz))
         b_q = tl.load(p_memo + SLOTS * k * stride + o, mask=m, other=0.0)
         if k == 0:
             b_dp = b_dq

@@ -87,11 +87,13 @@ def moments(work: Work, plan: Plan) -> Statistics:
     mean, total = _sums_about_pivot(work)
     if not run.several_channels:
         cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
-        tensors = (total, mean, cov, cov) if run.lay.constants["DIAG"] else (total, mean, cov)
-        run.statistics(*tensors)
+        if run.lay.constants["DIAG"]:
+            run.statistics(total, mean, cov, cov, total, total, total)
+        else:
+            run.statistics(total, mean, cov)
         return Statistics(run.m, mean, cov)
     variance = torch.empty_like(mean)
-    run.statistics(total, mean, variance, variance)
+    run.statistics(total, mean, variance, variance, total, total, total)
     centre = mean.mean(1, keepdim=True)
     cov = (variance + (mean - centre).square()).mean(1)
     return Statistics(run.m, centre, cov.view(run.b, 1, 1))
@@ -110,10 +112,10 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
     w = torch.empty_like(cov)
     memo = x.new_empty(run.memo_shape, dtype=torch.float32)
-    if run.steps is None:
-        run.root(total, mean, cov, w)
+    if run.lay.constants["DIAG"]:
+        run.root(total, mean, cov, w, total, total, total)
     else:
-        run.root(total, mean, cov, run.steps, w, memo)
+        run.root(total, mean, cov, w, memo, total, total, total)
     return Statistics(run.m, mean, cov), (w, memo)
 
 
@@ -206,10 +208,10 @@ def differentiate(
     dweight, dbias = w.new_empty(run.gain_shape), w.new_empty(run.gain_shape)
     a, slope, shift = torch.empty_like(w), torch.empty_like(w), torch.empty_like(p.mean)
     weight = w if work.weight is None else work.weight
-    if run.steps is None:
+    if run.lay.constants["DIAG"]:
         run.gradients(total, w, weight, dweight, dbias, a, slope, shift)
     else:
-        run.gradients(total, p.cov, w, p.memo, run.steps, weight, dweight, dbias, a, slope, shift)
+        run.gradients(total, p.cov, w, p.memo, weight, dweight, dbias, a, slope, shift)
     if run.lay.examples == 1:
         return Gradients(dweight, dbias, a, slope, shift)
     return Gradients(dweight.sum(0), dbias.sum(0), a, slope, shift)
@@ -220,7 +222,7 @@ def _differentiate_colored(
 ) -> Gradients:
     """Step 5 with A = ΓW: of Γᵀ times the sums the kernel makes what it makes of them without Γ."""
     run, w = work.run, p.w
-    assert run.gradients is not None and run.steps is not None
+    assert run.gradients is not None
     f, outer = _unpadded(total[0], work)
     dcolor, dbias = plain.parameter_gradients(p, Sums(f, outer), recovery, plan)
     dbias = None if dbias is None else dbias.clone()  # before f changes under it
@@ -229,7 +231,7 @@ def _differentiate_colored(
     f.copy_((color.mT @ f.unsqueeze(-1)).squeeze(-1))
     unused, bare = w.new_empty(run.gain_shape), torch.empty_like(w)
     slope, shift = torch.empty_like(w), torch.empty_like(p.mean)
-    run.gradients(total, p.cov, w, p.memo, run.steps, w, unused, unused, bare, slope, shift)
+    run.gradients(total, p.cov, w, p.memo, w, unused, unused, bare, slope, shift)
     return Gradients(dcolor, dbias, color @ w, slope, shift)
 
 

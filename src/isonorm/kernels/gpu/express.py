@@ -1,0 +1,195 @@
+"""A training step of the usual layer with the least work on the host.
+
+A small layer's kernels take less time than Python needs for tensors, views and checks. Here the
+same kernels as in ``steps`` run for one block of channels that has statistics of its own over the
+batch, and a kernel for its root. What forward keeps lies in one tensor, cut by addresses; running
+averages are the root kernel's business; nothing is asked twice of the same shape.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...area import flat
+from ..plan import Plan
+from .launch import ALIGNMENT, Launcher, raw_stream
+from .passes import Kinds, Pass, averaging, find_pass
+
+_FLOAT = 4  # bytes
+_WORDS = ALIGNMENT // _FLOAT
+
+
+class Averages(NamedTuple):
+    """Running statistics, which forward moves towards the batch's: all float32 but the count."""
+
+    mean: Tensor
+    matrix: Tensor
+    batches: Tensor
+
+
+class Averaging(NamedTuple):
+    """How they move: which matrix is averaged ("covariance" or "whitening"), and by how much."""
+
+    matrix: str
+    momentum: float
+    unbiased: float  # what a covariance is multiplied by
+
+
+class Express:
+    """The step for one plan, one shape of input, and one kind of parameters."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        plan: Plan,
+        kinds: Kinds,
+        averaged: Averaging | None = None,
+    ) -> None:
+        whole, x = x, flat(x)
+        block, *_ = plan.problem_shapes(*x.shape)[0]
+        self.plan = plan
+        self.stride, self.device = whole.stride(), whole.get_device()
+        self.run: Pass = find_pass(x, block, plan, kinds)
+        # Backward remakes the activation's input from the residual, or needs neither.
+        self.back = find_pass(x, block, plan, kinds if plan.act else kinds._replace(extra=None))
+        run, back = self.run, self.back
+        assert run.root is not None and back.gradients is not None
+        self.root: Launcher = run.root if averaged is None else averaging(run.root, *averaged)
+        self.gradients: Launcher = back.gradients
+        self.diagonal = bool(run.lay.constants["DIAG"])
+        self.forward_kernels = _present(run.moments, run.sum_moments, self.root, run.apply)
+        self.backward_kernels = _present(
+            back.sums, back.sum_sums, self.gradients, back.backward_apply
+        )
+        vector, square = run.b * run.d, run.b * run.d * run.d
+        self.kept = Cut(vector, square, square, 0 if self.diagonal else prod(run.memo_shape))
+        self.num_parts = run.moments.grid[1] * run.lay.row
+        self.scratch = Cut(back.sums.grid[1] * run.lay.row, square, square, vector)
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        averages: Averages | None,
+    ) -> tuple[Tensor, Tensor]:
+        """y, and what backward needs."""
+        run = self.run
+        keep = x.new_empty(self.kept.size, dtype=torch.float32)
+        parts = x.new_empty(self.num_parts, dtype=torch.float32)
+        stream, at = self._way(self.forward_kernels, x, weight, bias, residual)
+        p_x, p_parts = at(x), at(parts)
+        mean, cov, w, memo = self.kept.places(keep, stream)
+        running = (p_parts,) * 3 if averages is None else tuple([at(t) for t in averages])
+        _go(run.moments, stream, p_x, p_parts, mean)
+        if run.sum_moments is not None:
+            _go(run.sum_moments, stream, p_parts)
+        if self.diagonal:
+            _go(self.root, stream, p_parts, mean, cov, w, *running)
+        else:
+            _go(self.root, stream, p_parts, mean, cov, w, memo, *running)
+        y = torch.empty_like(x)
+        p_weight = p_x if weight is None else at(weight)
+        p_bias = p_x if bias is None else at(bias)
+        p_residual = p_x if residual is None else at(residual)
+        _go(run.apply, stream, p_x, at(y), w, mean, p_weight, p_bias, p_residual)
+        return y, keep
+
+    def backward(
+        self,
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        extra: Tensor | None,
+        keep: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """dx, dγ, dβ and, given the ``extra`` of forward, the residual's gradient."""
+        run = self.back
+        if dy.stride() != self.stride:
+            dy = torch.empty_like(x).copy_(dy)
+        scratch = x.new_empty(self.scratch.size, dtype=torch.float32)
+        dweight = x.new_empty(run.gain_shape, dtype=torch.float32)
+        dbias = x.new_empty(run.gain_shape, dtype=torch.float32)
+        stream, at = self._way(self.backward_kernels, x, weight, bias, extra, dy)
+        p_x, p_dy = at(x), at(dy)
+        mean, cov, w, memo = self.kept.places(keep, stream)
+        parts, a, slope, shift = self.scratch.places(scratch, stream)
+        p_weight = p_x if weight is None else at(weight)
+        p_bias = p_x if bias is None else at(bias)
+        g, p_extra, p_g = None, p_x, p_x
+        if extra is not None:
+            g = torch.empty_like(x)
+            p_extra, p_g = at(extra), at(g)
+        _go(run.sums, stream, p_x, p_dy, mean, parts, w, p_weight, p_bias, p_extra, p_g)
+        if run.sum_sums is not None:
+            _go(run.sum_sums, stream, parts)
+        gained = (p_weight if weight is not None else w, at(dweight), at(dbias), a, slope, shift)
+        if self.diagonal:
+            _go(self.gradients, stream, parts, w, *gained)
+        else:
+            _go(self.gradients, stream, parts, cov, w, memo, *gained)
+        dx = torch.empty_like(x)
+        p_dy = p_dy if g is None else p_g
+        _go(
+            run.backward_apply, stream,
+            p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias,
+        )  # fmt: skip
+        return dx, dweight, dbias, g
+
+    def _way(self, launchers: tuple[Launcher, ...], *given: Tensor | None):
+        """The stream, and how to speak of tensors: by address where all kernels are compiled and
+        all that is given is aligned; else no stream, and tensors as they are.
+        """
+        for launcher in launchers:
+            if launcher.direct is None:
+                return None, _itself
+        bits = 0
+        for tensor in given:
+            if tensor is not None:
+                bits |= tensor.data_ptr()
+        if bits % ALIGNMENT:
+            return None, _itself
+        return raw_stream(self.device), Tensor.data_ptr
+
+
+def _present(*launchers: Launcher | None) -> tuple[Launcher, ...]:
+    return tuple(launcher for launcher in launchers if launcher is not None)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _go(launcher: Launcher, stream: int | None, *places) -> None:
+    """Launches with addresses; without a stream, with tensors."""
+    if stream is None:
+        launcher(*places)
+    else:
+        launcher.direct(stream, places)  # type: ignore[misc]
+
+
+class Cut:
+    """Several arrays of float32 in one tensor, each at an aligned address."""
+
+    __slots__ = ("offsets", "parts", "size")
+
+    def __init__(self, *sizes: int) -> None:
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // _WORDS) * _WORDS)
+        self.parts = tuple(zip(starts, sizes, strict=False))
+        self.offsets = tuple(_FLOAT * start for start in starts[:-1])
+        self.size = starts[-1]
+
+    def places(self, tensor: Tensor, stream: int | None) -> list:
+        """Their addresses; where there is no stream, the arrays themselves."""
+        if stream is not None:
+            base = tensor.data_ptr()
+            return [base + offset for offset in self.offsets]
+        return [tensor.narrow(0, start, size) for start, size in self.parts]

@@ -1,0 +1,113 @@
+"""The way a layer's training step takes when nothing about it is unusual.
+
+A layer asks the same things of every step: whether its input fits, which implementation runs, what
+is averaged how. The answers are remembered by whatever they depend on, so that the second step goes
+straight to the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..kernels import choose, express
+from ..kernels.plan import make_plan
+from ..recovery import Affine
+from .buffers import being_recomputed
+from .running import RunningTransform
+
+if TYPE_CHECKING:
+    from ..kernels.gpu.express import Averages, Express
+    from .normalize import Normalize
+
+#: Different inputs that a layer remembers the answers for.
+MOST_ANSWERS = 64
+_UNKNOWN = object()
+
+
+def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
+    """The layer's output, its running statistics moved; None where the general way must be taken
+    and nothing has happened.
+    """
+    if not express.is_open(x) or (residual is not None and type(residual) is not Tensor):
+        return None
+    parameters, averages = norm._parameters, None
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    if norm.training and norm._buffers["running_mean"] is not None and not being_recomputed():
+        averages = _averages(norm)
+    key = (
+        x.shape, x.stride(), x.dtype, x.get_device(), torch.get_float32_matmul_precision(),
+        norm.momentum, norm.eps, norm.act, norm.running, norm.check_finite, norm.process_group,
+        norm.training, *_kind(weight), *_kind(bias), averages is None, residual is None,
+    )  # fmt: skip
+    if averages is not None:
+        mean, matrix, batches = averages
+        key += mean.dtype, mean.get_device(), matrix.dtype, matrix.get_device()
+        key += batches.dtype, batches.get_device()
+    if residual is not None:
+        key += residual.shape, residual.stride(), *_kind(residual)
+    answers = norm._answers
+    found = answers.get(key, _UNKNOWN)
+    if found is _UNKNOWN:
+        if len(answers) >= MOST_ANSWERS:
+            answers.clear()
+        found = answers[key] = _settle(norm, x, residual, averages)
+    if found is None:
+        return None
+    return express.run(found, x, weight, bias, residual, averages)
+
+
+def _kind(tensor: Tensor | None) -> tuple:
+    return (None,) if tensor is None else (tensor.dtype, tensor.get_device(), tensor.stride())
+
+
+def _averages(norm: Normalize) -> Averages:
+    from ..kernels.gpu.express import Averages
+
+    buffers = norm._buffers
+    return Averages(
+        buffers["running_mean"],  # type: ignore[arg-type]
+        buffers[norm._running_name],  # type: ignore[arg-type]
+        buffers["num_batches_tracked"],  # type: ignore[arg-type]
+    )
+
+
+def _settle(
+    norm: Normalize, x: Tensor, residual: Tensor | None, averages: Averages | None
+) -> Express | None:
+    recovery = norm._recovery_class
+    if recovery not in (None, Affine) or type(norm).commit is not RunningTransform.commit:
+        return None
+    if not {"weight", "bias"} <= norm._parameters.keys():  # made of others, by a parametrization
+        return None
+    if x.dim() < 2 or not x.is_floating_point() or norm.process_group:
+        return None
+    if choose(norm.operation, norm.area, x).backend != "triton":
+        return None
+    averaged = None
+    if averages is not None:
+        averaged = _averaging(norm, x, averages)
+        if averaged is None:
+            return None
+    act = norm.act if norm.act != "identity" else None
+    plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act or "")
+    parameters = norm._parameters
+    return express.settle(x, parameters["weight"], parameters["bias"], residual, plan, averaged)
+
+
+def _averaging(norm: Normalize, x: Tensor, averages: Averages):
+    """How the kernels move these running statistics; None where they cannot."""
+    from ..kernels.gpu.express import Averaging
+
+    if norm.momentum is None or norm.check_finite:
+        return None
+    mean, matrix, batches = averages
+    floats = mean.dtype == matrix.dtype == torch.float32 and batches.dtype == torch.int64
+    if not floats or any(t.device != x.device or not t.is_contiguous() for t in averages):
+        return None
+    count = x.numel() // x.shape[1]
+    centered = norm.operation.centers and norm.operation.is_quadratic
+    unbiased = count / max(count - 1, 1) if centered else 1.0
+    return Averaging(norm.running, float(norm.momentum), unbiased)
