@@ -128,7 +128,7 @@ class Kernels:
         usual = getattr(self.run, name)
         if tuning is None:
             return usual
-        return self.run.lay.launcher(KERNELS[name], tuning, **usual.constants)
+        return self.run.lay.launcher(KERNELS[name], usual.constants, tuning)
 
     def tensors(self, name: str) -> tuple[Tensor, ...]:
         x, p, g = self.work.x, self.problem, self.grads

@@ -26,6 +26,14 @@ from tests.kernels.checks import (
     check_range_of_float16,
     check_twice_differentiated,
 )
+from tests.kernels.shortcut_checks import (
+    LAYERS,
+    check_compiled,
+    check_operators,
+    check_shortcut,
+    check_transforms,
+    check_what_changes,
+)
 
 
 @pytest.mark.gpu
@@ -73,6 +81,31 @@ def test_fused_kernels_twice_differentiated(act, with_residual) -> None:
 @pytest.mark.gpu
 def test_fused_operators() -> None:
     check_fused_operators()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("number", range(len(LAYERS)))
+def test_the_shortcut_is_the_general_way(number, dtype, layout) -> None:
+    check_shortcut(number, dtype, layout)
+
+
+@pytest.mark.gpu
+def test_the_shortcut_sees_what_changes() -> None:
+    check_what_changes()
+
+
+@pytest.mark.gpu
+def test_the_shortcut_under_transforms() -> None:
+    check_transforms()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # the compiler's advice
+def test_the_shortcut_compiled() -> None:
+    check_operators()
+    check_compiled("inductor")
 
 
 @pytest.mark.gpu

@@ -51,6 +51,19 @@ for index, case in enumerate(WITHIN_EXAMPLES):
 for case in COLORED:
     check_colored(*case)
 """,
+    "shortcut": """
+from tests.kernels.shortcut_checks import *
+for number in range(len(LAYERS)):
+    dtype = (torch.float32, torch.float16)[number % 2]
+    check_shortcut(number, dtype, ("nchw", "channels_last")[number // 2 % 2])
+check_what_changes()
+check_transforms()
+""",
+    "shortcut, compiled": """
+from tests.kernels.shortcut_checks import *
+check_operators()
+check_compiled("aot_eager")
+""",
     "edges": """
 check_edges()
 check_range_of_float16()

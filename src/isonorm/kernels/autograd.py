@@ -183,7 +183,7 @@ def _as_inputs(ctx, dx, dweight, dbias, dcolor, dresidual):
     return dx, dweight, dbias, dcolor, dresidual, None
 
 
-def _register(name: str, run: Callable, fake: Callable) -> Callable:
+def register(name: str, run: Callable, fake: Callable) -> Callable:
     """An operator that runs a function; ``torch.library.custom_op`` would look at every output
     again, which takes as long as a small layer.
     """
@@ -233,7 +233,7 @@ def _fake_forward(x, weight, bias, color, residual, plan):
     )
 
 
-_forward_op = _register("isonorm::normalize", _run_forward, _fake_forward)
+_forward_op = register("isonorm::normalize", _run_forward, _fake_forward)
 
 
 def _run_backward(
@@ -263,7 +263,7 @@ def _fake_backward(dy, dmean, dcov, x, weight, bias, color, extra, count, mean, 
     return torch.empty_like(x), like(first), like(bias), like(None if extra is None else x)
 
 
-_backward_op = _register("isonorm::normalize_backward", _run_backward, _fake_backward)
+_backward_op = register("isonorm::normalize_backward", _run_backward, _fake_backward)
 
 
 def _setup_context(ctx, inputs, output) -> None:

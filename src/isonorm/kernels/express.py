@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from .. import kernels
 from ..area import flat_shape
-from .autograd import differentiable_backward, is_batched
+from .autograd import differentiable_backward, is_batched, register
 from .explicit import extra_to_save
 from .plan import Plan
 
@@ -42,30 +42,40 @@ def is_open(x: Tensor) -> bool:
     return not x.is_cuda or x.get_device() == torch._C._cuda_getDevice()
 
 
+def fits(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    plan: Plan,
+) -> bool:
+    """Whether this way can be taken for such an input."""
+    if not plan.area.spans_batch or plan.area.features != "channels" or plan.group:
+        return False
+    shapes = plan.problem_shapes(*flat_shape(x))
+    _, _, d, m = shapes[0]
+    if len(shapes) > 1 or m < 2 or x.numel() == 0 or not _is_dense(x):
+        return False
+    if "d" in plan.area.roles and not plan.fuses_root(d, x.device):
+        return False
+    given = [t for t in (weight, bias) if t is not None]
+    if any(t.device != x.device or not t.is_contiguous() for t in given):
+        return False
+    if residual is None:
+        return True
+    like = residual.shape == x.shape and residual.stride() == x.stride()
+    return like and residual.device == x.device
+
+
 def settle(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
     plan: Plan,
-    averaged: Averaging | None,
-) -> Express | None:
-    """What steps with such an input need; None where only the general way will do."""
-    if not plan.area.spans_batch or plan.area.features != "channels" or plan.group:
-        return None
-    shapes = plan.problem_shapes(*flat_shape(x))
-    _, _, d, m = shapes[0]
-    if len(shapes) > 1 or m < 2 or x.numel() == 0 or not _is_dense(x):
-        return None
-    if "d" in plan.area.roles and not plan.fuses_root(d, x.device):
-        return None
-    given = [t for t in (weight, bias) if t is not None]
-    if any(t.device != x.device or not t.is_contiguous() for t in given):
-        return None
-    if residual is not None:
-        like = residual.shape == x.shape and residual.stride() == x.stride()
-        if not like or residual.device != x.device:
-            return None
+    averaged: Averaging | None = None,
+) -> Express:
+    """What steps with such an input need, if it fits."""
     from .gpu.express import Express
     from .gpu.passes import Kinds
 
@@ -116,11 +126,100 @@ class _Step(torch.autograd.Function):
             )
         else:
             dx, dweight, dbias, g = ctx.express.backward(dy, x, weight, bias, extra, keep)
-            dweight = None if weight is None else dweight.to(weight.dtype)
-            dbias = None if bias is None else dbias.to(bias.dtype)
+            dweight, dbias = _as(weight, dweight), _as(bias, dbias)
             dresidual = dy if g is None else g
-        if ctx.residual_dtype is None or dresidual is None:
-            dresidual = None
-        else:
-            dresidual = dresidual.to(ctx.residual_dtype)
-        return dx, dweight, dbias, dresidual, None, None
+        return *_for_inputs(ctx, dx, dweight, dbias, dresidual), None
+
+
+def _as(parameter: Tensor | None, gradient: Tensor) -> Tensor | None:
+    if parameter is None:
+        return None
+    return gradient if gradient.dtype is parameter.dtype else gradient.to(parameter.dtype)
+
+
+def traced(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: Plan
+) -> tuple[Tensor, list[Tensor]]:
+    """The same for a compiler: y, and μ, Σ and W, packed, without a gradient."""
+    y, keep = _train_op(x, weight, bias, residual, plan.encode())
+    return y, plan.kept(*flat_shape(x), x.device).cut(keep.detach())[:3]
+
+
+def _remembered(x, weight, bias, residual, plan: Plan) -> Express:
+    kinds = tuple([None if t is None else t.dtype for t in (weight, bias, residual)])
+    precision = torch.get_float32_matmul_precision()
+    key = ("express", x.shape, x.stride(), x.dtype, x.device, kinds, precision)
+    found = plan.passes.get(key)
+    if found is None:
+        found = plan.passes[key] = settle(x, weight, bias, residual, plan)
+    return found
+
+
+def _train(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: str
+) -> tuple[Tensor, Tensor]:
+    express = _remembered(x, weight, bias, residual, Plan.decode(plan))
+    return express.forward(x, weight, bias, residual, None)
+
+
+def _fake_train(x, weight, bias, residual, plan):
+    size = Plan.decode(plan).kept(*flat_shape(x), x.device).size
+    return torch.empty_like(x), x.new_empty(size, dtype=torch.float32)
+
+
+_train_op = register("isonorm::train", _train, _fake_train)
+
+
+def _train_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    extra: Tensor | None,
+    keep: Tensor,
+    plan: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    express = _remembered(x, weight, bias, extra, Plan.decode(plan))
+    dx, dweight, dbias, g = express.backward(dy, x, weight, bias, extra, keep)
+    found = (dx, _as(weight, dweight), _as(bias, dbias), g)
+    return tuple([x.new_empty(0) if t is None else t for t in found])  # type: ignore[return-value]
+
+
+def _fake_train_backward(dy, x, weight, bias, extra, keep, plan):
+    like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
+    return torch.empty_like(x), like(weight), like(bias), like(None if extra is None else x)
+
+
+_train_backward_op = register("isonorm::train_backward", _train_backward, _fake_train_backward)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, weight, bias, residual, plan = inputs
+    ctx.plan = plan
+    ctx.residual_dtype = None if residual is None else residual.dtype
+    extra = extra_to_save(Plan.decode(plan), output[0], residual)
+    ctx.save_for_backward(x, weight, bias, extra, output[1])
+
+
+def _op_backward(ctx, dy, _):
+    x, weight, bias, extra, keep = ctx.saved_tensors
+    has_residual = ctx.residual_dtype is not None
+    if torch.is_grad_enabled():
+        dx, dweight, dbias, _, dresidual = differentiable_backward(
+            dy, None, None, x, weight, bias, None, extra, Plan.decode(ctx.plan), has_residual
+        )
+        return _for_inputs(ctx, dx, dweight, dbias, dresidual)
+    dx, dweight, dbias, g = _train_backward_op(dy, x, weight, bias, extra, keep, ctx.plan)
+    dweight = None if weight is None else dweight
+    dbias = None if bias is None else dbias
+    return _for_inputs(ctx, dx, dweight, dbias, dy if extra is None else g)
+
+
+def _for_inputs(ctx, dx, dweight, dbias, dresidual):
+    """Gradients in the order of forward's inputs, the residual's in its dtype."""
+    if ctx.residual_dtype is None or dresidual is None:
+        return dx, dweight, dbias, None, None
+    return dx, dweight, dbias, dresidual.to(ctx.residual_dtype), None
+
+
+torch.library.register_autograd("isonorm::train", _op_backward, setup_context=_setup_context)

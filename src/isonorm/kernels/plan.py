@@ -70,6 +70,32 @@ class Gradients(NamedTuple):
     shift: Tensor  # (b, d)
 
 
+class Packing:
+    """Several arrays of numbers, 4 bytes or more each, in one tensor, at addresses that are
+    divisible by 16.
+
+    >>> packing = Packing(3, 5)
+    >>> packing.size, [part.tolist() for part in packing.cut(torch.arange(packing.size))]
+    (12, [[0, 1, 2], [4, 5, 6, 7, 8]])
+    """
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, *sizes: int) -> None:
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + (size + 3) // 4 * 4)
+        self.parts = tuple(zip(starts, sizes, strict=False))
+        self.size = starts[-1]
+
+    def cut(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor.narrow(0, start, size) for start, size in self.parts]
+
+    def addresses(self, tensor: Tensor) -> list[int]:
+        base, step = tensor.data_ptr(), tensor.itemsize
+        return [base + step * start for start, _ in self.parts]
+
+
 @dataclass(frozen=True)
 class Plan:
     """Area and operation of one pass, its eps, the process group it reduces over ("" for none), the
@@ -141,6 +167,12 @@ class Plan:
             steps = len(root.steps)
             return (others * (steps - 1) + last if steps else 0, b, d, d)
         return (0,) if root is None else root.memo_shape(b, d)
+
+    def kept(self, batch: int, channels: int, positions: int, device: torch.device) -> Packing:
+        """What ``gpu.express`` keeps of its one block: μ, Σ, W and the trail of the root."""
+        _, b, d, _ = self.problem_shapes(batch, channels, positions)[0]
+        memo = self.memo_shape(b, d, device) if self.fuses_root(d, device) else (0,)
+        return Packing(b * d, b * d * d, b * d * d, prod(memo))
 
     def encode(self) -> str:
         """One word a field, since the compiler must be able to trace this: "batch mbdm channels

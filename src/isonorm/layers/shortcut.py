@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..area import flat_shape
 from ..kernels import choose, express
-from ..kernels.plan import make_plan
+from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
+from ..statistics import Statistics
 from .buffers import being_recomputed
 from .running import RunningTransform
 
 if TYPE_CHECKING:
-    from ..kernels.gpu.express import Averages, Express
+    from ..kernels.gpu.express import Averages, Averaging, Express
     from .normalize import Normalize
 
 #: Different inputs that a layer remembers the answers for.
@@ -31,6 +33,8 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
     """The layer's output, its running statistics moved; None where the general way must be taken
     and nothing has happened.
     """
+    if torch.compiler.is_compiling():
+        return _train_traced(norm, x, residual)
     if not express.is_open(x) or (residual is not None and type(residual) is not Tensor):
         return None
     parameters, averages = norm._parameters, None
@@ -77,27 +81,39 @@ def _averages(norm: Normalize) -> Averages:
 def _settle(
     norm: Normalize, x: Tensor, residual: Tensor | None, averages: Averages | None
 ) -> Express | None:
-    recovery = norm._recovery_class
-    if recovery not in (None, Affine) or type(norm).commit is not RunningTransform.commit:
-        return None
-    if not {"weight", "bias"} <= norm._parameters.keys():  # made of others, by a parametrization
-        return None
-    if x.dim() < 2 or not x.is_floating_point() or norm.process_group:
-        return None
-    if choose(norm.operation, norm.area, x).backend != "triton":
+    plan = _plan(norm, x, residual)
+    if plan is None:
         return None
     averaged = None
     if averages is not None:
         averaged = _averaging(norm, x, averages)
         if averaged is None:
             return None
-    act = norm.act if norm.act != "identity" else None
-    plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act or "")
-    parameters = norm._parameters
-    return express.settle(x, parameters["weight"], parameters["bias"], residual, plan, averaged)
+    return express.settle(x, *_parameters(norm), residual, plan, averaged)
 
 
-def _averaging(norm: Normalize, x: Tensor, averages: Averages):
+def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
+    """The plan of a layer that this way fits."""
+    if norm._recovery_class not in (None, Affine):
+        return None
+    if type(norm).commit is not RunningTransform.commit:
+        return None
+    if "weight" not in norm._parameters or "bias" not in norm._parameters:
+        return None  # made of other parameters
+    if x.dim() < 2 or not x.is_floating_point() or norm.process_group:
+        return None
+    if choose(norm.operation, norm.area, x).backend != "triton":
+        return None
+    act = "" if norm.act is None or norm.act == "identity" else norm.act
+    plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act)
+    return plan if express.fits(x, *_parameters(norm), residual, plan) else None
+
+
+def _parameters(norm: Normalize) -> tuple[Tensor | None, Tensor | None]:
+    return norm._parameters["weight"], norm._parameters["bias"]
+
+
+def _averaging(norm: Normalize, x: Tensor, averages: Averages) -> Averaging | None:
     """How the kernels move these running statistics; None where they cannot."""
     from ..kernels.gpu.express import Averaging
 
@@ -111,3 +127,15 @@ def _averaging(norm: Normalize, x: Tensor, averages: Averages):
     centered = norm.operation.centers and norm.operation.is_quadratic
     unbiased = count / max(count - 1, 1) if centered else 1.0
     return Averaging(norm.running, float(norm.momentum), unbiased)
+
+
+def _train_traced(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
+    """The same for a compiler, which fuses the running averages with whatever else it finds."""
+    plan = _plan(norm, x, residual)
+    if plan is None:
+        return None
+    y, (mean, cov, w) = express.traced(x, *_parameters(norm), residual, plan)
+    _, b, d, m = plan.problem_shapes(*flat_shape(x))[0]
+    statistics = Statistics(m, mean.view(b, d), cov.view(b, d, d))
+    norm.commit(statistics, w.view(b, d, d))
+    return y

@@ -8,19 +8,16 @@ averages are the root kernel's business; nothing is asked twice of the same shap
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...area import flat
-from ..plan import Plan
+from ..plan import Packing, Plan
 from .launch import ALIGNMENT, Launcher, raw_stream
 from .passes import Kinds, Pass, averaging, find_pass
-
-_FLOAT = 4  # bytes
-_WORDS = ALIGNMENT // _FLOAT
 
 
 class Averages(NamedTuple):
@@ -54,8 +51,7 @@ class Express:
         self.plan = plan
         self.stride, self.device = whole.stride(), whole.get_device()
         self.run: Pass = find_pass(x, block, plan, kinds)
-        # Backward remakes the activation's input from the residual, or needs neither.
-        self.back = find_pass(x, block, plan, kinds if plan.act else kinds._replace(extra=None))
+        self.back: Pass = find_pass(x, block, plan, _kinds_of_backward(kinds, plan, x.dtype))
         run, back = self.run, self.back
         assert run.root is not None and back.gradients is not None
         self.root: Launcher = run.root if averaged is None else averaging(run.root, *averaged)
@@ -66,9 +62,9 @@ class Express:
             back.sums, back.sum_sums, self.gradients, back.backward_apply
         )
         vector, square = run.b * run.d, run.b * run.d * run.d
-        self.kept = Cut(vector, square, square, 0 if self.diagonal else prod(run.memo_shape))
+        self.kept = plan.kept(x.shape[0], x.shape[1], x.shape[2], x.device)
         self.num_parts = run.moments.grid[1] * run.lay.row
-        self.scratch = Cut(back.sums.grid[1] * run.lay.row, square, square, vector)
+        self.scratch = Packing(back.sums.grid[1] * run.lay.row, square, square, vector)
 
     def forward(
         self,
@@ -84,7 +80,7 @@ class Express:
         parts = x.new_empty(self.num_parts, dtype=torch.float32)
         stream, at = self._way(self.forward_kernels, x, weight, bias, residual)
         p_x, p_parts = at(x), at(parts)
-        mean, cov, w, memo = self.kept.places(keep, stream)
+        mean, cov, w, memo = _places(self.kept, keep, stream)
         running = (p_parts,) * 3 if averages is None else tuple([at(t) for t in averages])
         _go(run.moments, stream, p_x, p_parts, mean)
         if run.sum_moments is not None:
@@ -118,8 +114,8 @@ class Express:
         dbias = x.new_empty(run.gain_shape, dtype=torch.float32)
         stream, at = self._way(self.backward_kernels, x, weight, bias, extra, dy)
         p_x, p_dy = at(x), at(dy)
-        mean, cov, w, memo = self.kept.places(keep, stream)
-        parts, a, slope, shift = self.scratch.places(scratch, stream)
+        mean, cov, w, memo = _places(self.kept, keep, stream)
+        parts, a, slope, shift = _places(self.scratch, scratch, stream)
         p_weight = p_x if weight is None else at(weight)
         p_bias = p_x if bias is None else at(bias)
         g, p_extra, p_g = None, p_x, p_x
@@ -158,8 +154,19 @@ class Express:
         return raw_stream(self.device), Tensor.data_ptr
 
 
+def _kinds_of_backward(kinds: Kinds, plan: Plan, dtype: torch.dtype) -> Kinds:
+    """With what ``explicit.extra_to_save`` keeps of a residual: for relu, the output."""
+    if kinds.extra is None or not plan.act:
+        return kinds._replace(extra=None)
+    return kinds._replace(extra=dtype) if plan.act == "relu" else kinds
+
+
 def _present(*launchers: Launcher | None) -> tuple[Launcher, ...]:
     return tuple(launcher for launcher in launchers if launcher is not None)
+
+
+def _places(packing: Packing, tensor: Tensor, stream: int | None) -> Sequence:
+    return packing.cut(tensor) if stream is None else packing.addresses(tensor)
 
 
 def _itself(tensor: Tensor) -> Tensor:
@@ -172,24 +179,3 @@ def _go(launcher: Launcher, stream: int | None, *places) -> None:
         launcher(*places)
     else:
         launcher.direct(stream, places)  # type: ignore[misc]
-
-
-class Cut:
-    """Several arrays of float32 in one tensor, each at an aligned address."""
-
-    __slots__ = ("offsets", "parts", "size")
-
-    def __init__(self, *sizes: int) -> None:
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // _WORDS) * _WORDS)
-        self.parts = tuple(zip(starts, sizes, strict=False))
-        self.offsets = tuple(_FLOAT * start for start in starts[:-1])
-        self.size = starts[-1]
-
-    def places(self, tensor: Tensor, stream: int | None) -> list:
-        """Their addresses; where there is no stream, the arrays themselves."""
-        if stream is not None:
-            base = tensor.data_ptr()
-            return [base + offset for offset in self.offsets]
-        return [tensor.narrow(0, start, size) for start, size in self.parts]

@@ -93,7 +93,9 @@ class Layout(NamedTuple):
         """Numbers in one part of the sums: (G, D) first ones, then (G, D[, D]) second ones."""
         return self.problems * self.d * (2 if self.constants["DIAG"] else self.d + 1)
 
-    def launcher(self, name: str, tuning: Tuning | None = None, **flags: object) -> Launcher:
+    def launcher(
+        self, name: str, flags: dict[str, object], tuning: Tuning | None = None
+    ) -> Launcher:
         """A kernel for this layout; its grid is problems × programs that share one's tiles."""
         tuning = tuning or self.tuning(name)
         if self.merged:

@@ -95,8 +95,8 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
     fused: Constants = affine | {"ACT": plan.act}
     # A residual's gradient has been through the activation when step 6 sees it.
     remade: Constants = affine | {"ACT": "" if kinds.extra is not None else plan.act}
-    moments = lay.launcher("moments_kernel", CENTER=plan.operation.centers)
-    sums = lay.launcher("backward_sums_kernel", EXTRA=kinds.extra is not None, **fused)
+    moments = lay.launcher("moments_kernel", {"CENTER": plan.operation.centers})
+    sums = lay.launcher("backward_sums_kernel", fused | {"EXTRA": kinds.extra is not None})
     return Pass(
         lay=lay,
         b=b,
@@ -109,10 +109,10 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
         moments=moments,
         statistics=small.statistics,
         root=small.root,
-        apply=lay.launcher("apply_kernel", RESIDUAL=kinds.extra is not None, **fused),
+        apply=lay.launcher("apply_kernel", fused | {"RESIDUAL": kinds.extra is not None}),
         sums=sums,
         gradients=small.gradients,
-        backward_apply=lay.launcher("backward_apply_kernel", **remade),
+        backward_apply=lay.launcher("backward_apply_kernel", remade),
         sum_moments=_sum_of_parts(moments, lay),
         sum_sums=_sum_of_parts(sums, lay),
     )

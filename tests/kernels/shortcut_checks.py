@@ -1,0 +1,159 @@
+"""Layers' training steps by the kernels' shortcut, against the general way: functions that tests on
+a GPU and the interpreter share.
+"""
+
+from __future__ import annotations
+
+import copy
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import isonorm
+from isonorm.layers import shortcut
+from tests.kernels.checks import DEVICE, relative_error
+
+#: A layer's class and keywords, and whether it is given a residual.
+LAYERS = [
+    (isonorm.IterNorm, {"group_size": 4}, False),
+    (isonorm.IterNorm, {"group_size": 8, "act": "relu", "running": "whitening"}, True),
+    (isonorm.IterNorm, {"affine": False, "act": "silu", "momentum": 0.7}, True),
+    (isonorm.IterNorm, {"group_size": 2, "act": "identity", "eps": 0.01}, True),
+    (isonorm.DBN, {"group_size": 4, "method": "polar"}, False),
+    (isonorm.BatchNorm, {"act": "relu"}, False),
+    (isonorm.BatchNorm, {"running": "whitening", "track_running_stats": True}, True),
+    (isonorm.IterNorm, {"group_size": 4, "track_running_stats": False}, False),
+]
+
+
+def two_steps(layer, x, dy, residual) -> list[torch.Tensor]:
+    """Two steps of training: outputs, gradients and what the layer remembers."""
+    found: list[torch.Tensor] = []
+    for scale in (1.0, 0.5):
+        leaf = (x * scale).detach().requires_grad_()
+        added = None if residual is None else residual.detach().clone().requires_grad_()
+        y = layer(leaf, residual=added)
+        leaves = [leaf, *layer.parameters(), *([] if added is None else [added])]
+        found += [y, *torch.autograd.grad(y, leaves, dy)]
+    found += [b for b in layer.buffers() if b is not layer.eval_transform]
+    return [*found, layer.eval()(x)]
+
+
+def make(shape, dtype, layout="channels_last"):
+    fmt = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    tensors = [torch.randn(shape, device=DEVICE).to(dtype) for _ in range(3)]
+    tensors[0] = 2 * tensors[0] + 1
+    return [t.contiguous(memory_format=fmt) for t in tensors]
+
+
+def check_shortcut(number: int, dtype=torch.float32, layout="channels_last") -> None:
+    kind, options, with_residual = LAYERS[number]
+    x, dy, residual = make((6, 8, 5, 3), dtype, layout)
+    residual = residual if with_residual else None
+    layer = kind(8, **options, device=DEVICE)
+    if layer.weight is not None:
+        torch.nn.init.uniform_(layer.weight, 0.5, 1.5)
+        torch.nn.init.normal_(layer.bias)
+    other = copy.deepcopy(layer)
+    got = two_steps(layer, x, dy, residual)
+    assert any(layer._answers.values()), "the shortcut was not taken"
+    with patch.object(shortcut, "train", lambda *_: None):
+        want = two_steps(other, x, dy, residual)
+    assert not other._answers
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == w.dtype and g.stride() == w.stride()
+        assert relative_error(g, w.double()) < 1e-6  # the same kernels; averages round once more
+
+
+def check_what_changes() -> None:
+    """A layer's momentum, precision, parameters and input may change between steps."""
+    layer = isonorm.IterNorm(8, group_size=4, device=DEVICE)
+    x, dy, _ = make((6, 8, 5, 3), torch.float32)
+    before = layer.running_cov._version
+    layer(x)
+    assert layer.running_cov._version > before, "whoever watches the buffers sees them change"
+    cov, mean = layer.running_cov.clone(), layer.running_mean.clone()
+    layer.momentum = 0.0
+    layer(x)
+    assert torch.equal(layer.running_cov, cov) and int(layer.num_batches_tracked) == 2
+    layer.momentum = None  # a cumulative average: only the general way has it
+    layer(x)
+    assert not torch.equal(layer.running_mean, mean)
+    shifted = torch.randn(x.numel() + 1, device=DEVICE)[1:].view(6, 8, 5, 3)  # not aligned to 16
+    for odd in (shifted, x[:, :, ::2], x.expand(6, 8, 5, 3)[:1]):
+        with patch.object(shortcut, "train", lambda *_: None):
+            want = copy.deepcopy(layer)(odd)
+        torch.testing.assert_close(layer(odd), want)
+    layer.weight = torch.nn.Parameter(torch.rand(8, device=DEVICE, dtype=torch.float64))
+    y = layer(x.requires_grad_())
+    grads = torch.autograd.grad(y, [layer.weight, layer.bias], dy)
+    assert [g.dtype for g in grads] == [torch.float64, torch.float32]
+    with pytest.raises(ValueError, match="8 channels"):
+        layer(torch.randn(4, 6, 2, 2, device=DEVICE))
+    with pytest.raises(ValueError, match="residual must have the input's shape"):
+        layer(x, residual=x[:2])
+    with pytest.raises(ValueError, match="more than one value"):
+        layer(torch.randn(1, 8, device=DEVICE))
+
+
+def check_transforms() -> None:
+    """Higher derivatives, checkpointing and torch.func see the same function."""
+    layer = isonorm.IterNorm(4, group_size=2, momentum=1.0, device=DEVICE)
+    x, dy, v = make((5, 4, 3, 2), torch.float32)
+
+    def product(way) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        with way:
+            (dx,) = torch.autograd.grad(layer(leaf), leaf, dy, create_graph=True)
+        return torch.autograd.grad(dx, leaf, v)[0]
+
+    general = patch.object(shortcut, "train", lambda *_: None)
+    torch.testing.assert_close(product(torch.enable_grad()), product(general))
+    leaf = x.clone().requires_grad_()
+    batches = int(layer.num_batches_tracked)
+    y = checkpoint(layer, leaf, use_reentrant=False)
+    (dx,) = torch.autograd.grad(y, leaf, dy)
+    assert int(layer.num_batches_tracked) == batches + 1
+    (want,) = torch.autograd.grad(layer(leaf), leaf, dy)
+    torch.testing.assert_close(dx, want)
+    batched = torch.autograd.grad(layer(leaf), leaf, torch.stack([dy, v]), is_grads_batched=True)[0]
+    torch.testing.assert_close(batched[0], dx, rtol=1e-4, atol=1e-5)
+
+
+def check_operators() -> None:
+    """Schema, fakes and autograd of the operators that a compiler sees."""
+    from isonorm import area, operation
+    from isonorm.kernels.plan import make_plan
+
+    for act, with_residual in (("", False), ("relu", True), ("silu", True), ("", True)):
+        layer = isonorm.IterNorm(4, group_size=2, act=act or None, device=DEVICE)
+        x, dy, residual = make((5, 4, 3, 2), torch.float32)
+        plan = make_plan(area.batch(2), operation.whiten("newton", 5), layer.eps, "", "triton", act)
+        leaves = [x.requires_grad_(), layer.weight, layer.bias, residual.requires_grad_()]
+        arguments = (*leaves[:3], leaves[3] if with_residual else None, plan.encode())
+        torch.library.opcheck(torch.ops.isonorm.train.default, arguments)
+        wanted = leaves if with_residual else leaves[:3]
+        y, _ = torch.ops.isonorm.train(*arguments)
+        eager = layer(x, residual=arguments[3])
+        torch.testing.assert_close(y, eager)
+        for a, b in zip(
+            torch.autograd.grad(y, wanted, dy), torch.autograd.grad(eager, wanted, dy), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+
+
+def check_compiled(backend: str) -> None:
+    """A compiled layer trains like an eager one, its running statistics included."""
+    torch.compiler.reset()
+    x, dy, residual = make((6, 8, 5, 3), torch.float32)
+    results = []
+    for wrap in (lambda m: m, lambda m: torch.compile(m, fullgraph=True, backend=backend)):
+        layer = isonorm.IterNorm(8, group_size=4, act="relu", device=DEVICE)
+        leaf = x.clone().requires_grad_()
+        y = wrap(layer)(leaf, residual=residual)
+        grads = torch.autograd.grad(y, [leaf, layer.weight, layer.bias], dy)
+        results.append((y, *grads, layer.running_mean, layer.running_cov))
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
