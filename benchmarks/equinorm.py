@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     first.set_defaults(measure=balance, out=Path("records/equinorm-balance.json"))
     second = parts.add_parser("cost")
     second.add_argument("--shapes", nargs="+", type=shape, default=SHAPES, metavar="CxSIZE")
-    second.add_argument("--batch", type=positive, default=16)
+    second.add_argument("--batch", type=positive, help="images (default: 16, on a GPU 256)")
     second.add_argument("--rounds", type=positive, default=31)
     second.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     second.set_defaults(measure=cost, out=None)
@@ -53,6 +53,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         each.add_argument("--threads", type=positive, help="torch's threads (default: its choice)")
         each.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
+    if options.part == "cost" and options.batch is None:
+        options.batch = 256 if options.device == "cuda" else 16
     if options.out is None:
         options.out = Path(f"records/equinorm-cost-{options.device}.json")
     return options

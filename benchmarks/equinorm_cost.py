@@ -25,7 +25,9 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 }
 SHAPES = ((64, 56), (128, 28), (256, 14))
 MOST = 1.15  # × conv + BatchNorm
-TOLERANCE = 1e-4
+#: Relative error allowed against float64, by device: on a GPU torch's convolutions of float32 are
+#: TF32 unless told otherwise, with operands rounded to 11 bits.
+TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
 
 
 def plainly(layer: isonorm.EquiConv2d, x: Tensor) -> Tensor:
@@ -78,10 +80,11 @@ def cost(options: argparse.Namespace) -> dict:
         cotangent = torch.randn(shape, device=options.device)
         layers = {name: make(channels).to(options.device) for name, make in LAYERS.items()}
         errors = {name: errors_of(layers[name], x, cotangent) for name in (SINGLE, EXACT)}
-        if not all(error <= TOLERANCE for found in errors.values() for error in found):
+        allowed = TOLERANCE[options.device]
+        if not all(error <= allowed for found in errors.values() for error in found):
             raise SystemExit(
                 f"error: at {shape} a result disagrees with the paper's equations in float64: "
-                f"{errors}; at most {TOLERANCE:g} is allowed. Nothing was timed."
+                f"{errors}; at most {allowed:g} is allowed. Nothing was timed."
             )
         steps = {name: step_of(layer, x, cotangent) for name, layer in layers.items()}
         times = take_turns(steps, options.rounds)

@@ -38,12 +38,12 @@ KERNELS = {
     "sums": "backward_sums_kernel",
     "backward_apply": "backward_apply_kernel",
 }
-TILES, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (2, 3, 4)
+TILES, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (2, 3)
 PROGRAMS = {
-    "moments": (2, 4, 8),
-    "apply": (8, 16, 64),
-    "sums": (2, 4, 8),
-    "backward_apply": (8, 16, 64),
+    "moments": (1, 2, 3, 4, 8),
+    "apply": (4, 8, 16, 64),
+    "sums": (1, 2, 3, 4, 8),
+    "backward_apply": (4, 8, 16, 64),
 }
 
 

@@ -98,27 +98,31 @@ class Layout(NamedTuple):
     ) -> Launcher:
         """A kernel for this layout; its grid is problems × programs that share one's tiles."""
         tuning = tuning or self.tuning(name)
-        if self.merged:
-            tiles = triton.cdiv(self.n * self.s, tuning.tile)
-        else:
-            tiles = self.n * triton.cdiv(self.s, tuning.tile)
-        wanted = triton.cdiv(tuning.programs * self.multiprocessors, max(self.problems, 1))
-        most = tiles // TILES_TO_REDUCE if name in REDUCING else tiles
+        samples = self.n * self.s
+        tiles = triton.cdiv(samples, tuning.tile)
         options = {"BM": tuning.tile, "num_warps": tuning.warps, "num_stages": tuning.stages}
         return Launcher(
             getattr(stream, name),
-            (self.problems, max(1, min(wanted, most))),
+            (self.problems, self._programs(name, tiles, tuning.programs)),
             (*self.numbers[:-2], tiles, *self.numbers[-2:]),
-            flags | self.constants | options,
+            flags | self.constants | {"FULL": samples % tuning.tile == 0} | options,
         )
+
+    def _programs(self, name: str, tiles: int, wanted: int) -> int:
+        """Programs that share a problem's tiles, for so many on each multiprocessor: at most, where
+        they leave sums, since one too many would wait for all others; at least, where they do not.
+        """
+        problems = max(self.problems, 1)
+        if name in REDUCING:
+            programs = min(wanted * self.multiprocessors // problems, tiles // TILES_TO_REDUCE)
+        else:
+            programs = min(triton.cdiv(wanted * self.multiprocessors, problems), tiles)
+        return max(1, programs)
 
     def tuning(self, name: str) -> Tuning:
         """How a kernel runs best on this layout."""
         tile = TILE[self.operand] // (2 if self.d > 64 else 1)
-        if self.merged:
-            tile = min(tile, padded(self.n * self.s))
-        elif self.s % tile:
-            tile = min(tile, 64)  # pieces of an image's row: the last is shorter, so they are short
+        tile = min(tile, padded(self.n * self.s))
         warps = 4 if self.d <= 64 else 8
         return Tuning(tile, warps, stages=3, programs=4 if name in REDUCING else 16)
 
@@ -148,7 +152,8 @@ def layout(
     if s == 1:
         ss = sn
     promote = matrix and plan.operation.method != "newton" and dtype != torch.float32
-    align, width = gcd(sc, 16), 1 if merged else gcd(s, 16)
+    align = gcd(sc, 16)
+    width = 1 if merged or ss != 1 else gcd(s, 16)
     groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
@@ -159,6 +164,7 @@ def layout(
         "DIAG": not matrix,
         "ALIGN": align,
         "WIDTH": width,
+        "NEAR": ss < sc,
         "PROMOTE": promote,
         "PRECISION": product_precision(dtype, promote, precision),
     }

@@ -2,8 +2,8 @@
 
 Each program owns one group of D features, of one example where EXAMPLES are problems of their own,
 and every P-th tile of BM samples. A tile is read as it lies: MERGED, where samples follow one
-another at one stride (channels_last, or no positions), or by image, where a tile is a piece of one
-image's row of positions (NCHW), so that loads stay contiguous. Centring is in float32, before any
+another at one stride (channels_last, or no positions), or in runs, where they are the positions of
+one image after the other (NCHW). FULL tiles need no masks. Centring is in float32, before any
 product. Partial sums go to memory and are added in a fixed order: no atomics, the same input gives
 the same bits.
 
@@ -50,41 +50,61 @@ def _features(
 
 @triton.jit
 def _sample_offsets(
-    i_tile, n, s, sn, ss, BM: tl.constexpr, MERGED: tl.constexpr, I64: tl.constexpr
-):
-    """Offsets and mask of the BM samples of a tile."""
+    i_tile, n, s, sn, ss, BM: tl.constexpr, MERGED: tl.constexpr, I64: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Offsets and mask of the BM samples of a tile. Where they are n runs of s at another stride,
+    WIDTH of them at a time follow each other in memory.
+    """
     if I64:
         i_tile += tl.zeros((), tl.int64)
         n += tl.zeros((), tl.int64)  # n·s counts the samples of one channel
+    i_sample = i_tile * BM + tl.arange(0, BM)
     if MERGED:
-        i_sample = i_tile * BM + tl.arange(0, BM)
         o_sample = i_sample * ss
-        m_sample = i_sample < n * s
     else:
-        tiles_per_image = tl.cdiv(s, BM)
-        i_image = i_tile // tiles_per_image
-        i_position = (i_tile - i_image * tiles_per_image) * BM + tl.arange(0, BM)
-        o_sample = i_image * sn + i_position * ss
-        m_sample = i_position < s
-    return o_sample, m_sample
+        i_run = i_sample // s
+        o_sample = i_run * sn + (i_sample - i_run * s) * ss
+        o_sample = tl.max_contiguous(tl.multiple_of(o_sample, WIDTH), WIDTH)
+    return o_sample, i_sample < n * s
 
 
 @triton.jit
-def _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr):
+def _load_tile(
+    p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
+):
+    p_tile = p_x + o_sample[:, None] + o_channel[None, :]
+    if WHOLE and FULL:
+        return tl.load(p_tile)
     if WHOLE:
-        return tl.load(
-            p_x + o_sample[:, None] + o_channel[None, :], mask=m_sample[:, None], other=0.0
-        )
-    m_tile = m_sample[:, None] & m_channel[None, :]
-    return tl.load(p_x + o_sample[:, None] + o_channel[None, :], mask=m_tile, other=0.0)
+        return tl.load(p_tile, mask=m_sample[:, None], other=0.0)
+    return tl.load(p_tile, mask=m_sample[:, None] & m_channel[None, :], other=0.0)
 
 
 @triton.jit
-def _store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel):
-    m_tile = m_sample[:, None] & m_channel[None, :]
-    tl.store(
-        p_y + o_sample[:, None] + o_channel[None, :], b_y.to(p_y.dtype.element_ty), mask=m_tile
-    )
+def _store_tile(
+    p_y, b_y, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
+):
+    p_tile = p_y + o_sample[:, None] + o_channel[None, :]
+    b_y = b_y.to(p_y.dtype.element_ty)
+    if WHOLE and FULL:
+        tl.store(p_tile, b_y)
+    else:
+        tl.store(p_tile, b_y, mask=m_sample[:, None] & m_channel[None, :])
+
+
+@triton.jit
+def _summed_apart(b_tile, NEAR: tl.constexpr):
+    """Sums over some of a tile's samples, for each channel: over those that one thread holds, so
+    that threads need to meet only once, after the last tile. NEAR: samples lie side by side.
+    """
+    BM: tl.constexpr = b_tile.shape[0]
+    D: tl.constexpr = b_tile.shape[1]
+    if NEAR:
+        b_sum = tl.sum(tl.reshape(b_tile, (BM // 8, 8, D)), 1)
+    else:
+        b_sum = tl.sum(tl.reshape(b_tile, (BM // 16, 16, D)), 0)
+    return b_sum
 
 
 @triton.jit
@@ -155,6 +175,7 @@ def _through_activation(b_dy, b_s, ACT: tl.constexpr):
 @triton.jit
 def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIAG: tl.constexpr):
     """One part's sums: first those of all groups, (G, D), then the second ones, (G, D[, D])."""
+    b_first = tl.sum(b_first, 0)
     groups = tl.num_programs(0)
     SECOND: tl.constexpr = D if DIAG else D * D
     i_channel = tl.arange(0, D)
@@ -162,7 +183,7 @@ def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIA
     tl.store(p_part + i_group * D + i_channel, b_first)
     p_second = p_part + groups * D + i_group * SECOND
     if DIAG:
-        tl.store(p_second + i_channel, b_second)
+        tl.store(p_second + i_channel, tl.sum(b_second, 0))
     else:
         tl.store(p_second + i_channel[:, None] * D + i_channel[None, :], b_second)
 
@@ -172,7 +193,8 @@ def moments_kernel(
     p_x, p_sums, p_pivot, n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
     EXAMPLES: tl.constexpr, DIAG: tl.constexpr, CENTER: tl.constexpr,
-    ALIGN: tl.constexpr, WIDTH: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -183,23 +205,22 @@ def moments_kernel(
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
-        o_first, m_first = _sample_offsets(0, n, s, sn, ss, BM, MERGED, I64)
-        b_tile = _load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE).to(tl.float32)
+        o_first, m_first = _sample_offsets(0, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_tile = _load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
         b_pivot = tl.sum(b_tile, 0) / tl.sum(m_first.to(tl.float32), 0)
-    b_first = tl.zeros((D,), tl.float32)
-    if DIAG:
-        b_second = tl.zeros((D,), tl.float32)
-    else:
-        b_second = tl.zeros((D, D), tl.float32)
+    b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
+    b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = b_raw.to(tl.float32)
         if CENTER:
-            b_x = tl.where(m_sample[:, None], b_x - b_pivot[None, :], 0.0)
-        b_first += tl.sum(b_x, 0)
+            b_x -= b_pivot[None, :]
+            if not FULL:
+                b_x = tl.where(m_sample[:, None], b_x, 0.0)
+        b_first += _summed_apart(b_x, NEAR)
         if DIAG:
-            b_second += tl.sum(b_x * b_x, 0)
+            b_second += _summed_apart(b_x * b_x, NEAR)
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
             b_second = tl.dot(tl.trans(b_t), b_t, b_second, input_precision=PRECISION)
@@ -216,7 +237,7 @@ def apply_kernel(
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
     EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -230,16 +251,17 @@ def apply_kernel(
         D, DIAG, WEIGHT, BIAS, PROMOTE,
     )  # fmt: skip
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = b_raw.to(tl.float32) - b_mean[None, :]
         b_y = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION)
         if RESIDUAL:
-            b_y += _load_tile(p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE).to(
-                tl.float32
+            b_residual = _load_tile(
+                p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
             )
+            b_y += b_residual.to(tl.float32)
         b_y = _activated(b_y, ACT)
-        _store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel)
+        _store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
 
 
 @triton.jit
@@ -249,7 +271,7 @@ def backward_sums_kernel(
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
     EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     EXTRA: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, the residual's gradient, which is kept."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -264,35 +286,29 @@ def backward_sums_kernel(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
             D, DIAG, WEIGHT, BIAS, PROMOTE,
         )  # fmt: skip
-    b_first = tl.zeros((D,), tl.float32)
-    if DIAG:
-        b_second = tl.zeros((D,), tl.float32)
-    else:
-        b_second = tl.zeros((D, D), tl.float32)
+    b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
+    b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
-        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = b_raw.to(tl.float32) - b_mean[None, :]
         if ACT != "":
             if REMAKE:
                 b_s = _mapped(
                     b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION
                 )
-                if EXTRA:
-                    b_s += _load_tile(p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE).to(
-                        tl.float32
-                    )
-            else:
-                b_s = _load_tile(p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE).to(
-                    tl.float32
-                )
+            if EXTRA:
+                b_extra = _load_tile(
+                    p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
+                ).to(tl.float32)
+                b_s = b_s + b_extra if REMAKE else b_extra
             b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
             if EXTRA:
-                _store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel)
-        b_first += tl.sum(b_dy.to(tl.float32), 0)
+                _store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        b_first += _summed_apart(b_dy.to(tl.float32), NEAR)
         if DIAG:
-            b_second += tl.sum(b_x * b_dy.to(tl.float32), 0)
+            b_second += _summed_apart(b_x * b_dy.to(tl.float32), NEAR)
         else:
             # masked samples have dy = 0, so their x does not count
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
@@ -307,8 +323,8 @@ def backward_apply_kernel(
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
     EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
+    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -343,9 +359,9 @@ def backward_apply_kernel(
             b_a = b_a.to(p_x.dtype.element_ty)
             b_slope = b_slope.to(p_x.dtype.element_ty)
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE)
-        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE)
+        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = b_raw.to(tl.float32) - b_mean[None, :]
         if ACT != "":
             b_s = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION)
@@ -362,4 +378,4 @@ def backward_apply_kernel(
                 b_dx = tl.dot(b_g, b_a, input_precision=PRECISION)
                 b_dx = tl.dot(b_t, b_slope, b_dx, input_precision=PRECISION)
         b_dx += b_shift[None, :]
-        _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel)
+        _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
