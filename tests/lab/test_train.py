@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 
+from isonorm.lab import checkpoints
 from isonorm.lab.data import FlipAndCrop
 from isonorm.lab.devices import make_fabric
 from isonorm.lab.models import MLP, SmallCNN
@@ -121,11 +124,13 @@ PLANS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_resumed_training_ends_bit_for_bit_like_an_uninterrupted_one(data, plan, tmp_path):
+def test_a_resumed_training_ends_bit_for_bit_like_an_uninterrupted_one(data, plan, order, tmp_path):
     def network() -> nn.Module:
         chain = SmallCNN(in_channels=1, width=0.125, norm="iternorm:running=whitening")
-        return nn.Sequential(OrderedDict([*chain.named_children(), ("drop", nn.Dropout(0.1))]))
+        parts = OrderedDict([*chain.named_children(), ("drop", nn.Dropout(0.1))])
+        return nn.Sequential(parts).to(memory_format=order)
 
     def killed_after_two(epoch: Epoch) -> None:
         if epoch.number == 2:
@@ -142,6 +147,41 @@ def test_a_resumed_training_ends_bit_for_bit_like_an_uninterrupted_one(data, pla
     assert [epoch.number for epoch in seen] == [3, 4]
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     assert untimed(result) == untimed(expected)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+def test_a_checkpoint_of_a_channels_last_model_is_loaded_into_its_own_order(optimizer, tmp_path):
+    def make() -> tuple[nn.Module, Optimizer]:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+        model.to(memory_format=torch.channels_last)
+        momentum = 0.9 if optimizer == "sgd" else 0.0
+        plan = Plan(epochs=1, batch_size=1, lr=0.1, optimizer=optimizer, momentum=momentum)
+        return model, plan.make_optimizer(model)
+
+    def state(optimizer: Optimizer) -> list[torch.Tensor]:
+        states = (optimizer.state[p] for group in optimizer.param_groups for p in group["params"])
+        return [torch.as_tensor(state[key]) for state in states for key in sorted(state)]
+
+    def laid_out(model: nn.Module, optimizer: Optimizer) -> list[tuple[int, ...]]:
+        tensors = [*model.state_dict().values(), *state(optimizer)]
+        return [tensor.stride() for tensor in tensors]
+
+    model, steps = make()
+    for _ in range(2):
+        model(torch.randn(5, 3, 8, 8)).square().mean().backward()
+        steps.step()
+    assert model[0].weight.stride() == (27, 1, 9, 3)
+    checkpoints.save(tmp_path / "checkpoint", model, steps, {})
+    checkpoints.save_weights(tmp_path / "weights", model)
+
+    other, others_steps = make()
+    checkpoints.load(tmp_path / "checkpoint", other, others_steps)
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(state(others_steps), state(steps), rtol=0, atol=0)
+    assert laid_out(other, others_steps) == laid_out(model, steps)
+    torch.testing.assert_close(
+        load_file(tmp_path / "weights"), dict(model.state_dict()), rtol=0, atol=0
+    )
 
 
 def untimed(result: Result) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -69,7 +70,18 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         optim_state_dict=_put_back(rest["optimizer"], tensors),
         options=_options(model),
     )
+    _lay_out_like_parameters(optimizer)
     return _put_back(rest["notes"], tensors)
+
+
+def _lay_out_like_parameters(optimizer: Optimizer) -> None:
+    """Gives the optimizer's state the parameters' order in memory, channels_last for one, which a
+    file does not keep: a sum over a tensor in another order differs in its last bits.
+    """
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _options(model: nn.Module) -> StateDictOptions:
@@ -93,7 +105,8 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _take_out(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """The same tree with the names of its tensors, which go into ``tensors``, in their places."""
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().clone()  # safetensors refuses shared memory
+        # safetensors refuses shared memory, and other orders of it than torch's own
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {_TENSOR: name}
     if isinstance(value, Mapping):
         prefix = f"{name}/" if name else ""
