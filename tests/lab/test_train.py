@@ -15,10 +15,11 @@ from isonorm.lab import checkpoints
 from isonorm.lab.data import FlipAndCrop
 from isonorm.lab.devices import make_fabric
 from isonorm.lab.models import MLP, SmallCNN
+from isonorm.lab.objective import Objective
 from isonorm.lab.plan import Plan
 from isonorm.lab.schedules import Halving, Steps, SuperConvergence
 from isonorm.lab.streams import open_streams
-from isonorm.lab.train import Epoch, Objective, Result, evaluate, seeded, train
+from isonorm.lab.train import Epoch, Result, evaluate, seeded, train
 
 
 def small_mlp(norm: str = "batchnorm") -> nn.Module:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ..analysis import fisher_condition
 from . import checkpoints, memory
-from .data import DataSet, Mixup
+from .data import DataSet
 from .devices import make_fabric
+from .objective import Objective
 from .plan import Plan
 from .schedules import set_rates
 from .streams import ImageFolders, Stream, open_streams
@@ -73,23 +73,6 @@ class Result:
         return next(
             (epoch.number for epoch in self.epochs if 1 - epoch.test_error >= accuracy), None
         )
-
-
-class Objective(nn.Module):
-    """A network with its loss, in one forward pass: precision and compilation cover both."""
-
-    def __init__(self, network: nn.Module, mixup: Mixup | None = None) -> None:
-        super().__init__()
-        self.network, self.mixup = network, mixup
-
-    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss and the logits."""
-        if self.mixup is None or not self.training:
-            logits = self.network(images)
-            return cross_entropy(logits, labels), logits
-        with self.mixup(images) as mixing:
-            logits = self.network(images)
-        return mixing.loss(cross_entropy, logits, labels), logits
 
 
 def seed_of(*numbers: int) -> int:
@@ -151,7 +134,7 @@ def train(
         peak = float(memory_of_a_step(model, data, plan, fabric, compile_mode))
     steps, last_saved = len(batches), perf_counter()
 
-    with torch.random.fork_rng(devices=_cuda_devices(fabric)):
+    with objective.listening(), torch.random.fork_rng(devices=_cuda_devices(fabric)):
         while len(curve) < plan.epochs and not _diverged(curve):
             number = len(curve) + 1
             torch.manual_seed(seed_of(seed, number, fabric.global_rank))
@@ -163,7 +146,9 @@ def train(
             for index, (images, labels) in enumerate(batches):
                 step = (number - 1) * steps + index
                 set_rates(optimizer, plan.lr, plan.schedule.at(step / steps, step))
-                loss, logits = _step(module, stepper, fabric, images, labels)
+                loss, logits = _step(
+                    module, stepper, fabric, images, labels, *objective.draw(images)
+                )
                 loss_sum += loss.detach()
                 wrong += _misclassified(logits.detach(), labels)
             seconds = _now(fabric) - start
@@ -216,8 +201,12 @@ def memory_of_a_step(
         objective.compile(mode=compile_mode)
     module, stepper = fabric.setup(objective, optimizer)
     module.train()
-    with torch.random.fork_rng(devices=[]):
-        beyond = memory.peak_bytes(lambda: _step(module, stepper, fabric, images, labels))
+
+    def step() -> object:
+        return _step(module, stepper, fabric, images, labels, *objective.draw(images))
+
+    with objective.listening(), torch.random.fork_rng(devices=[]):
+        beyond = memory.peak_bytes(step)
     states = (value for state in optimizer.state.values() for value in state.values())
     held = [images, labels, *copy.parameters(), *copy.buffers(), *states]
     return beyond + sum(tensor.nbytes for tensor in held if isinstance(tensor, Tensor))
@@ -248,11 +237,16 @@ def error_on_test_set(model: nn.Module, data: DataSet) -> float:
 
 
 def _step(
-    module: nn.Module, stepper: Any, fabric: Fabric, images: Tensor, labels: Tensor
+    module: nn.Module,
+    stepper: Any,
+    fabric: Fabric,
+    images: Tensor,
+    labels: Tensor,
+    *mixing: Any,
 ) -> tuple[Tensor, Tensor]:
     """One step of the optimizer; the loss and the logits before it."""
     stepper.zero_grad()
-    loss, logits = module(images, labels)
+    loss, logits = module(images, labels, *mixing)
     fabric.backward(loss)
     stepper.step()
     return loss, logits

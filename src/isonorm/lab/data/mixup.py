@@ -14,6 +14,23 @@ from torch import Tensor, nn
 _SEEDS = 2**63 - 1
 
 
+def mixed(x: Tensor, weight: Tensor, partners: Tensor) -> Tensor:
+    """λx + (1 − λ)x[partners]"""
+    return torch.lerp(x[partners], x, weight.to(x.dtype))
+
+
+def mixed_loss(
+    criterion: Callable[[Tensor, Tensor], Tensor],
+    output: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    partners: Tensor,
+) -> Tensor:
+    """The criterion for both labels of each member, weighted as the members are."""
+    own, others = criterion(output, labels), criterion(output, labels[partners])
+    return weight * own + (1 - weight) * others
+
+
 @dataclass(frozen=True)
 class Mixing:
     """What one batch is mixed by: the weight λ, and a partner for each of its members."""
@@ -24,14 +41,13 @@ class Mixing:
 
     def __call__(self, x: Tensor) -> Tensor:
         """λx + (1 − λ)x[partners]"""
-        return torch.lerp(x[self.partners], x, self.weight.to(x.dtype))
+        return mixed(x, self.weight, self.partners)
 
     def loss(
         self, criterion: Callable[[Tensor, Tensor], Tensor], output: Tensor, labels: Tensor
     ) -> Tensor:
         """The criterion for both labels of each member, weighted as the members are."""
-        own, partners = criterion(output, labels), criterion(output, labels[self.partners])
-        return self.weight * own + (1 - self.weight) * partners
+        return mixed_loss(criterion, output, labels, self.weight, self.partners)
 
 
 class Mixup:

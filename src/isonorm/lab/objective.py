@@ -1,0 +1,85 @@
+"""What a training step computes: a network and its loss, and how its batch is mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from .data import Mixup
+from .data.mixup import mixed, mixed_loss
+
+
+class Objective(nn.Module):
+    """A network with its loss, in one forward pass: precision and compilation cover both.
+
+    >>> import torch
+    >>> objective = Objective(nn.Linear(4, 3))
+    >>> loss, logits = objective(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+
+    What mixup draws for a batch comes from outside, so that there is nothing but tensors in a
+    compiled graph, and one graph for each place that is mixed:
+
+    >>> network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    >>> objective = Objective(network, Mixup([network, network[1]], alpha=6))
+    >>> images, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    >>> with objective.listening():
+    ...     loss, logits = objective(images, labels, *objective.draw(images))
+    """
+
+    def __init__(self, network: nn.Module, mixup: Mixup | None = None) -> None:
+        super().__init__()
+        self.network, self.mixup = network, mixup
+        places = mixup.places if mixup is not None else ()
+        # By a word: the compiler would take numbers for sizes that vary.
+        self._places = {str(number): place for number, place in enumerate(dict.fromkeys(places))}
+        # Of the batch that is in the network: the place, λ and the partners.
+        self._mixing: tuple[nn.Module, Tensor, Tensor] | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Every place of mixup has its hook within the block. They stay for a whole training: a
+        compiled graph takes no notice of hooks that come and go.
+        """
+        hooks = [place.register_forward_pre_hook(self._mix) for place in self._places.values()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def draw(self, images: Tensor) -> tuple[Any, ...]:
+        """How the next batch is mixed, for ``forward``: nothing without mixup."""
+        if self.mixup is None:
+            return ()
+        mixing = self.mixup.draw(images)
+        at = next(name for name, place in self._places.items() if place is mixing.place)
+        return mixing.weight, mixing.partners, at
+
+    def forward(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        weight: Tensor | None = None,
+        partners: Tensor | None = None,
+        at: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The mean loss and the logits."""
+        if weight is None or partners is None or at is None:
+            logits = self.network(images)
+            return cross_entropy(logits, labels), logits
+        weight = weight.float()  # in every precision, so that 1 − λ is the same number in all
+        self._mixing = self._places[at], weight, partners
+        try:
+            logits = self.network(images)
+        finally:
+            self._mixing = None
+        return mixed_loss(cross_entropy, logits, labels, weight, partners), logits
+
+    def _mix(self, place: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self._mixing is None or self._mixing[0] is not place:
+            return None
+        return mixed(inputs[0], *self._mixing[1:]), *inputs[1:]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.functional import cross_entropy
+
+from isonorm.lab.data import Mixup
+from isonorm.lab.models import SmallCNN
+from isonorm.lab.objective import Objective
+
+STEPS = 12
+
+
+def network() -> nn.Module:
+    return SmallCNN(in_channels=1, width=0.125, norm="iternorm")
+
+
+def mixup_of(model: nn.Module) -> Mixup:
+    """Manifold mixup, before the network and before two of its layers."""
+    places = [model, model.get_submodule("conv2"), model.get_submodule("fc")]
+    return Mixup(places, alpha=6.0, seed=1)
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    chance = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(16, 1, 8, 8, generator=chance), torch.randint(10, (16,), generator=chance))
+        for _ in range(STEPS)
+    ]
+
+
+def trained(objective: Objective) -> list[Tensor]:
+    """The losses of some steps."""
+    optimizer = torch.optim.SGD(objective.network.parameters(), lr=0.1)
+    losses = []
+    with objective.listening():
+        for images, labels in batches():
+            optimizer.zero_grad()
+            loss, _ = objective(images, labels, *objective.draw(images))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    return losses
+
+
+def test_it_mixes_like_mixup_itself():
+    model = network()
+    other = copy.deepcopy(model)
+    mixup, places = mixup_of(other), set()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    expected = []
+    for images, labels in batches():
+        optimizer.zero_grad()
+        with mixup(images) as mixing:
+            loss = mixing.loss(cross_entropy, other(images), labels)
+        loss.backward()
+        optimizer.step()
+        places.add(mixing.place)
+        expected.append(loss.detach())
+    assert len(places) == 3
+    torch.testing.assert_close(trained(Objective(model, mixup_of(model))), expected, rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_a_step_with_manifold_mixup_is_one_graph_for_each_place(backend):
+    model = network()
+    other, counter = copy.deepcopy(model), CompileCounterWithBackend(backend)
+    expected = trained(Objective(model, mixup_of(model)))
+    objective = Objective(other, mixup_of(other))
+    torch._dynamo.reset()
+    objective.compile(backend=counter, fullgraph=True)  # raises at a break of the graph
+    torch.testing.assert_close(trained(objective), expected)
+    torch.testing.assert_close(other.state_dict(), model.state_dict())
+    assert counter.frame_count == 3
+
+
+def test_a_step_that_fails_leaves_nothing_mixed():
+    model = network()
+    objective = Objective(model, mixup_of(model))
+    images, labels = batches()[0]
+    with objective.listening():
+        with pytest.raises(RuntimeError):
+            objective(images[:, :, 0], labels, *objective.draw(images))
+        loss, logits = objective(images, labels)
+        assert torch.equal(logits, model(images)) and loss == cross_entropy(logits, labels)
