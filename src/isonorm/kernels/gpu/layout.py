@@ -9,16 +9,20 @@ import torch
 import triton
 
 from ...area import Block
+from .. import INTERPRETING
 from ..plan import Plan
 from . import stream
 from .launch import Launcher
 
-#: Samples in a tile, by bytes an operand of the products.
-TILE = {2: 128, 4: 64}
 #: Channels a program standardizes together, at most.
 CHANNELS = 64
-#: Tiles a reducing program has at least, so that partial sums stay small beside what they sum.
-TILES_TO_REDUCE = 4
+#: Tiles that a program with partial sums has at least, so that those stay small beside what they
+#: sum; and about as many as a program without them should have.
+TILES_TO_REDUCE, TILES_TO_MAP = 4, 6
+
+
+#: Triton's interpreter cannot multiply bfloat16, and multiplies float32 exactly in any case.
+TWO_BFLOAT16 = "tf32x3" if INTERPRETING else "bf16x3"
 
 
 class Tuning(NamedTuple):
@@ -80,6 +84,8 @@ class Layout(NamedTuple):
     s: int  # of s
     merged: bool  # whether the runs follow each other at the same stride
     operand: int  # bytes of what is multiplied
+    vector: int  # bytes that lie side by side in a tile
+    precision: str  # of products
     multiprocessors: int
     numbers: tuple[int, ...]  # of the streaming kernels' signatures; tiles go before the last two
     constants: dict[str, object]
@@ -100,12 +106,20 @@ class Layout(NamedTuple):
         tuning = tuning or self.tuning(name)
         samples = self.n * self.s
         tiles = triton.cdiv(samples, tuning.tile)
-        options = {"BM": tuning.tile, "num_warps": tuning.warps, "num_stages": tuning.stages}
+        # Products over samples read their operands the other way round, which TF32 cannot do.
+        reads_across = name in REDUCING and self.precision == "tf32"
+        options: dict[str, object] = {
+            "BM": tuning.tile,
+            "FULL": samples % tuning.tile == 0,
+            "PRECISION": TWO_BFLOAT16 if reads_across else self.precision,
+            "num_warps": tuning.warps,
+            "num_stages": tuning.stages,
+        }
         return Launcher(
             getattr(stream, name),
             (self.problems, self._programs(name, tiles, tuning.programs)),
             (*self.numbers[:-2], tiles, *self.numbers[-2:]),
-            flags | self.constants | {"FULL": samples % tuning.tile == 0} | options,
+            flags | self.constants | options,
         )
 
     def _programs(self, name: str, tiles: int, wanted: int) -> int:
@@ -116,15 +130,29 @@ class Layout(NamedTuple):
         if name in REDUCING:
             programs = min(wanted * self.multiprocessors // problems, tiles // TILES_TO_REDUCE)
         else:
-            programs = min(triton.cdiv(wanted * self.multiprocessors, problems), tiles)
+            enough = triton.cdiv(wanted * self.multiprocessors, problems)
+            programs = min(max(enough, tiles // TILES_TO_MAP), tiles)
         return max(1, programs)
 
     def tuning(self, name: str) -> Tuning:
-        """How a kernel runs best on this layout."""
-        tile = TILE[self.operand] // (2 if self.d > 64 else 1)
-        tile = min(tile, padded(self.n * self.s))
-        warps = 4 if self.d <= 64 else 8
-        return Tuning(tile, warps, stages=3, programs=4 if name in REDUCING else 16)
+        """How a kernel runs best on this layout, by what was measured on an H200 for groups of 64:
+        see ``benchmarks.kernels``.
+        """
+        wide, vector = self.operand == 4, self.vector  # bytes that a thread can load at once
+        if name == "moments_kernel":
+            tile = 64 if wide or vector < 16 else 128
+            tuning = Tuning(tile if vector >= 4 else 32, 4, 3, programs=3 if vector >= 16 else 4)
+        elif name == "backward_sums_kernel":
+            tuning = Tuning(32 if wide else 64, 4, 3, programs=3 if wide else 2)
+        elif name == "apply_kernel":
+            tuning = Tuning(64, 4, 3 if vector >= 16 else 2, programs=4)
+        else:
+            tuning = Tuning(32 if wide else 64, 4, 3 if wide else 2, programs=4)
+        tile = tuning.tile if self.d <= 64 else min(tuning.tile, 64)
+        return tuning._replace(
+            tile=min(tile, padded(self.n * self.s)),
+            warps=tuning.warps if self.d <= 64 else 2 * tuning.warps,
+        )
 
 
 #: Kernels that leave partial sums, one for each program: few programs are better.
@@ -166,7 +194,6 @@ def layout(
         "WIDTH": width,
         "NEAR": ss < sc,
         "PROMOTE": promote,
-        "PRECISION": product_precision(dtype, promote, precision),
     }
     return Layout(
         examples,
@@ -178,6 +205,8 @@ def layout(
         s,
         merged,
         4 if promote else dtype.itemsize,
+        dtype.itemsize * min(align, 16 if merged else width) if ss < sc else 16,
+        product_precision(dtype, promote, precision),
         multiprocessors(device),
         (n, s // width, sn, sc // align, ss, se, features, size, groups),
         constants,
@@ -185,9 +214,11 @@ def layout(
 
 
 def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str:
-    """16-bit operands multiply exactly; float32 follows ``torch.set_float32_matmul_precision``."""
+    """16-bit operands multiply exactly; float32 follows ``torch.set_float32_matmul_precision``,
+    whose "high" means TF32 or sums of two bfloat16.
+    """
     if promoted:
-        return "tf32x3"
+        return TWO_BFLOAT16
     if dtype != torch.float32:
         return "ieee"
     return "tf32x3" if precision == "highest" else "tf32"

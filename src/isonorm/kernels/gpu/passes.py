@@ -163,7 +163,8 @@ def _whitening(
     recurrence = plan.root(d, x.device)
     assert isinstance(recurrence, Recurrence)
     short = plan.operation.method == "newton" and len(recurrence.steps) <= SHORT
-    forward = backward = "float16x3" if short and x.dtype != torch.float32 else "tf32x3"
+    exact = x.dtype == torch.float32 and lay.precision == "tf32x3"
+    forward = backward = "float16x3" if short and not exact else "tf32x3"
     if short and x.dtype == torch.bfloat16:
         backward = "float16"  # what is made of gradients in bfloat16 needs no more
     return _Small(

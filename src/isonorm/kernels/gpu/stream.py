@@ -94,6 +94,23 @@ def _store_tile(
 
 
 @triton.jit
+def _multiplied(b_left, b_right, b_sum, PRECISION: tl.constexpr):
+    """left·right + sum. "bf16x3" takes float32 as sums of two bfloat16, good for 16 bits: unlike
+    TF32, tensor cores read those in either order, as products over samples need them.
+    """
+    if PRECISION == "bf16x3":
+        b_left_high, b_right_high = b_left.to(tl.bfloat16), b_right.to(tl.bfloat16)
+        b_left_low = (b_left - b_left_high.to(tl.float32)).to(tl.bfloat16)
+        b_right_low = (b_right - b_right_high.to(tl.float32)).to(tl.bfloat16)
+        b_sum = tl.dot(b_left_low, b_right_high, b_sum)
+        b_sum = tl.dot(b_left_high, b_right_low, b_sum)
+        b_sum = tl.dot(b_left_high, b_right_high, b_sum)
+    else:
+        b_sum = tl.dot(b_left, b_right, b_sum, input_precision=PRECISION)
+    return b_sum
+
+
+@triton.jit
 def _summed_apart(b_tile, NEAR: tl.constexpr):
     """Sums over some of a tile's samples, for each channel: over those that one thread holds, so
     that threads need to meet only once, after the last tile. NEAR: samples lie side by side.
@@ -143,7 +160,7 @@ def _mapped(
         b_y = b_x * b_w[None, :]
     else:
         b_t = b_x if PROMOTE else b_x.to(p_x.dtype.element_ty)
-        b_y = tl.dot(b_t, b_w, input_precision=PRECISION)
+        b_y = _multiplied(b_t, b_w, tl.zeros(b_x.shape, tl.float32), PRECISION)
     if WEIGHT:
         b_y *= b_weight[None, :]
     if BIAS:
@@ -223,7 +240,7 @@ def moments_kernel(
             b_second += _summed_apart(b_x * b_x, NEAR)
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-            b_second = tl.dot(tl.trans(b_t), b_t, b_second, input_precision=PRECISION)
+            b_second = _multiplied(tl.trans(b_t), b_t, b_second, PRECISION)
 
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
     if i_part == 0:
@@ -313,7 +330,7 @@ def backward_sums_kernel(
             # masked samples have dy = 0, so their x does not count
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
             b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
-            b_second = tl.dot(tl.trans(b_g), b_t, b_second, input_precision=PRECISION)
+            b_second = _multiplied(tl.trans(b_g), b_t, b_second, PRECISION)
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
 
 
@@ -371,11 +388,9 @@ def backward_apply_kernel(
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
             b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
+            b_dx = _multiplied(b_t, b_slope, tl.zeros(b_x.shape, tl.float32), PRECISION)
             if HALF:
-                b_dx = tl.dot(b_t, b_slope, input_precision=PRECISION) * largest
-                b_dx = tl.dot(b_g, b_a, b_dx, input_precision=PRECISION)
-            else:
-                b_dx = tl.dot(b_g, b_a, input_precision=PRECISION)
-                b_dx = tl.dot(b_t, b_slope, b_dx, input_precision=PRECISION)
+                b_dx *= largest
+            b_dx = _multiplied(b_g, b_a, b_dx, PRECISION)
         b_dx += b_shift[None, :]
         _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
