@@ -19,10 +19,10 @@ def follow(make_result):
         with progress:
             for run, losses in zip(RUNS, ([1.0, 0.5, 0.25], [9.0, float("nan")]), strict=True):
                 result = make_result(losses, [0.125] * len(losses))
-                progress.start(run, epochs=3)
+                bar = progress.start(run, epochs=3)
                 for epoch in result.epochs:
-                    progress.epoch(epoch)
-                progress.finish(result)
+                    bar.epoch(epoch)
+                bar.finish(result)
 
     return show
 
@@ -70,8 +70,8 @@ def test_bars_of_the_past_make_room_on_a_small_terminal(make_result, height, sho
     console = terminal(width=100, height=height)
     with LiveProgress(console, epochs=[1] * 9) as progress:
         for run in runs:
-            progress.start(run, epochs=1)
-            progress.epoch(make_result([1.0], [0.5]).epochs[0])
-            progress.finish(make_result([1.0], [0.5]))
+            bar = progress.start(run, epochs=1)
+            bar.epoch(make_result([1.0], [0.5]).epochs[0])
+            bar.finish(make_result([1.0], [0.5]))
         visible = [task.description for task in progress._bars.tasks if task.visible]
     assert visible == ["[bold]all runs[/bold]", *runs[-shown:]]

@@ -104,6 +104,7 @@ def compare(
     precision: options.Precision = _PLAIN.precision,
     compile: options.Compile = _PLAIN.compile,
     threads: options.Threads = _PLAIN.threads,
+    jobs: options.Jobs = _PLAIN.jobs,
     keep_weights: options.KeepWeights = False,
     no_verify: options.NoVerify = False,
     out: options.Out = Path("runs"),
@@ -122,12 +123,12 @@ def compare(
     """
     try:
         if resume is not None:
-            options.refuse_other_words(context)
+            options.refuse_other_words(context, "jobs")
             if not run_files.read_content(resume).get("comparison"):
                 raise ValueError(
                     f"{resume} is no comparison: isonorm run --resume {resume} goes on with it."
                 )
-            experiment = run_files.read(resume)
+            experiment = options.resumed(context, resume)
         else:
             source_of(data)
             settings: dict[str, Any] = {
@@ -144,6 +145,7 @@ def compare(
                     precision=precision,
                     compile=compile,
                     threads=threads,
+                    jobs=jobs,
                 ),
                 folder=out,  # until it has its own
                 started=datetime.now().astimezone(),

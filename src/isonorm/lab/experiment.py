@@ -1,9 +1,9 @@
-"""An experiment being run: training after training, each result on disk as soon as it is there."""
+"""An experiment: its trainings, their order, and what each of them does."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -11,18 +11,15 @@ from typing import NamedTuple
 
 from lightning_fabric import Fabric
 
-from . import checkpoints, figures, run_files
+from . import checkpoints, figures
 from .claims import measure
 from .comparison import Comparison, count
 from .data import DataSet
 from .ingredients import build, read_data
 from .machine import Machine
-from .pages import run as run_page
-from .progress import Progress
-from .recipe import Configuration, Recipe, trainings
+from .recipe import Configuration, Recipe, Search, trainings
 from .streams import ImageFolders
-from .threads import torch_threads
-from .train import Result, seeded, train
+from .train import Epoch, Result, seeded, train
 
 CHECKPOINT = "checkpoint.safetensors"
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
@@ -70,8 +67,8 @@ class Experiment:
     comparison: Comparison | None = None  # where the recipe is no paper's
 
     def trials(self) -> Iterator[Trial]:
-        """All trainings in order, with every configuration once before the next seed; the points
-        that searches choose follow from the results there are by then.
+        """All trainings in order, with every configuration once before the next seed. Those at a
+        point that a search chooses follow from results, and are left out until these are there.
         """
         for seed in range(self.seeds):
             for configuration in self.recipe.configurations:
@@ -83,18 +80,44 @@ class Experiment:
                     validating = search.validation > 0
                     for point in range(len(search.points())):
                         yield Trial(name, seed, point, validating)
-                if seed > 0 or search.validation:
+                if (seed > 0 or search.validation) and self._searched(configuration):
                     yield Trial(name, seed, self.chosen_point(configuration))
+
+    def add(self, trial: Trial, result: Result) -> None:
+        """Results are in the order of ``trials``, in whatever order they come: among equals, a
+        search chooses the first.
+        """
+        self.results[trial] = result
+        names = [configuration.name for configuration in self.recipe.configurations]
+
+        def place(trial: Trial) -> tuple[int, ...]:
+            point = -1 if trial.point is None else trial.point
+            return trial.seed, names.index(trial.name), not trial.validating, point
+
+        self.results = {trial: self.results[trial] for trial in sorted(self.results, key=place)}
+
+    def _tried(self, configuration: Configuration, search: Search) -> dict[int | None, Result]:
+        """The results that a search chooses by, of points of its grid."""
+        return {
+            trial.point: result
+            for trial, result in self.results.items()
+            if trial.name == configuration.name and trial.seed == 0
+            if trial.validating == (search.validation > 0)
+        }
+
+    def _searched(self, configuration: Configuration) -> bool:
+        """Whether every point of a grid has been tried."""
+        search = configuration.search
+        return search is None or len(self._tried(configuration, search)) == len(search.points())
 
     def chosen_point(self, configuration: Configuration) -> int | None:
         """The best point of a grid so far; a training that diverged is never the best."""
-        if configuration.search is None:
+        search = configuration.search
+        if search is None:
             return None
         tried = {
-            trial.point: measure(configuration.search.by, result)
-            for trial, result in self.results.items()
-            if trial.name == configuration.name and trial.seed == 0
-            if trial.validating == (configuration.search.validation > 0)
+            point: measure(search.by, result)
+            for point, result in self._tried(configuration, search).items()
         }
         return min(tried, key=lambda point: tried[point]) if tried else None
 
@@ -140,6 +163,10 @@ class Experiment:
         quick = self.scale == "quick"
         return read_data(self.recipe, self.data, quick=quick, verify=self.verify)
 
+    def checkpoint(self, trial: Trial) -> Path:
+        """Where a training in the middle is kept."""
+        return self.folder / f"{trial.stem(self.recipe)}-{CHECKPOINT}"
+
     @property
     def command(self) -> str:
         """The command line that repeats the run."""
@@ -155,52 +182,35 @@ class Experiment:
         return shlex.join([*words, *self.machine.words()])
 
 
-def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Experiment:
-    """Do every training that has no result yet. Ctrl-C keeps what there is, and its checkpoint."""
+def do(
+    experiment: Experiment,
+    trial: Trial,
+    data: DataSet | ImageFolders,
+    fabric: Fabric,
+    on_epoch: Callable[[Epoch], None],
+) -> Result:
+    """One training, from its checkpoint where there is one, with what it leaves in the folder."""
     recipe, machine, folder = experiment.recipe, experiment.machine, experiment.folder
-    data = experiment.read_data()
-    experiment.status = "running"
-    run_files.write(experiment, fabric)
-    try:
-        with progress, torch_threads(machine.threads):
-            for trial in experiment.trials():
-                if trial in experiment.results:
-                    continue
-                configuration = recipe[trial.name].at(trial.point)
-                plan, search, its_data = configuration.plan, configuration.search, data
-                if trial.validating and search is not None and isinstance(data, DataSet):
-                    its_data = data.hold_out(search.validation)
-                progress.start(trial.label(recipe), plan.epochs)
-                model = seeded(trial.seed, lambda c=configuration: build(c, data))
-                stem = trial.stem(recipe)
-                checkpoint = folder / f"{stem}-{CHECKPOINT}"
-                result = train(
-                    machine.prepare(model),
-                    its_data,
-                    plan,
-                    seed=trial.seed,
-                    fabric=fabric,
-                    compile_mode=machine.compile_mode,
-                    checkpoint=checkpoint,
-                    seconds_between_checkpoints=SECONDS_BETWEEN_CHECKPOINTS,
-                    measure_memory=experiment.comparison is not None,
-                    on_epoch=progress.epoch,
-                )
-                experiment.results[trial] = result
-                if experiment.keep_weights and fabric.is_global_zero:
-                    checkpoints.save_weights(folder / f"{stem}.safetensors", model)
-                run_files.write(experiment, fabric)
-                if fabric.is_global_zero:
-                    checkpoint.unlink(missing_ok=True)
-                progress.finish(result)
-        experiment.status = "finished"
-    except KeyboardInterrupt:
-        experiment.status = "interrupted"
-    run_files.write(experiment, fabric)
-    if experiment.by_configuration() and fabric.is_global_zero:
-        draw(experiment)
-        run_page.write(folder)
-    return experiment
+    configuration = recipe[trial.name].at(trial.point)
+    search, its_data = configuration.search, data
+    if trial.validating and search is not None and isinstance(data, DataSet):
+        its_data = data.hold_out(search.validation)
+    model = seeded(trial.seed, lambda: build(configuration, data))
+    result = train(
+        machine.prepare(model),
+        its_data,
+        configuration.plan,
+        seed=trial.seed,
+        fabric=fabric,
+        compile_mode=machine.compile_mode,
+        checkpoint=experiment.checkpoint(trial),
+        seconds_between_checkpoints=SECONDS_BETWEEN_CHECKPOINTS,
+        measure_memory=experiment.comparison is not None,
+        on_epoch=on_epoch,
+    )
+    if experiment.keep_weights and fabric.is_global_zero:
+        checkpoints.save_weights(folder / f"{trial.stem(recipe)}.safetensors", model)
+    return result
 
 
 def draw(experiment: Experiment) -> None:

@@ -29,8 +29,16 @@ class Machine:
     compile: str = "no"
     sync_statistics: bool = False
     threads: int = 1  # of torch on a CPU
+    jobs: int = 1  # trainings at once, each in a process of its own
 
     def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"jobs must be at least 1; got {self.jobs}.")
+        if self.jobs > 1 and self.devices * self.nodes > 1:
+            raise ValueError(
+                f"jobs {self.jobs} shares one device, and devices {self.devices} on nodes "
+                f"{self.nodes} asks for several: choose one of the two."
+            )
         choose("compile", self.compile, tuple(COMPILE_MODES))
         if self.compile == "graphs" and not self.device.startswith("cuda"):
             raise ValueError(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from . import run_files
 from .devices import PRECISIONS
+from .experiment import Experiment
 from .machine import COMPILE_MODES
 
 Device = Annotated[
@@ -25,6 +28,14 @@ Threads = Annotated[
     int,
     typer.Option(min=1, help="Threads for torch on a CPU. Small networks are fastest with one."),
 ]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Trainings at once on the device, each in a process of its own, with the same "
+        "results. Goes with --resume, too.",
+    ),
+]
 KeepWeights = Annotated[
     bool, typer.Option("--keep-weights", help="Keep each training's final weights.")
 ]
@@ -40,15 +51,30 @@ Resume = Annotated[
 ]
 
 
-def refuse_other_words(context: typer.Context) -> None:
+def refuse_other_words(context: typer.Context, *but: str) -> None:
     """A run goes on as it was begun: what else is on the command line would be ignored."""
-    others = set(context.params) - {"resume", "recipe"}
+    others = set(context.params) - {"resume", "recipe", *but}
     refuse(context, others, "--resume goes on with a run as it was begun")
 
 
 def refuse(context: typer.Context, names: set[str], reason: str) -> None:
     """What is on the command line and would be ignored is an error."""
     for name in context.params:
-        source = context.get_parameter_source(name)
-        if name in names and source is not None and source.name == "COMMANDLINE":
+        if name in names and is_given(context, name):
             raise ValueError(f"{reason}: leave out --{name.replace('_', '-')}.")
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a word of the command line, not a default, says this."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def resumed(context: typer.Context, folder: Path) -> Experiment:
+    """The run in a folder, to go on with as it was begun, with other ``--jobs`` where they are
+    given: how many trainings run at once changes no result.
+    """
+    experiment = run_files.read(folder)
+    if is_given(context, "jobs"):
+        experiment.machine = replace(experiment.machine, jobs=context.params["jobs"])
+    return experiment

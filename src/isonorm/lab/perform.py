@@ -8,8 +8,10 @@ from rich.console import Console
 
 from . import records
 from .comparison import check_fit, count
+from .conduct import conduct
 from .data import DataSet
-from .experiment import Experiment, conduct
+from .experiment import Experiment
+from .jobs import WorkerLost
 from .output import console_for_results, fail, say
 from .pages.run import REPORT
 from .presentation import print_verdicts, results_table, stopped
@@ -41,6 +43,8 @@ def perform(experiment: Experiment, *, name: str | None) -> None:
         conduct(experiment, fabric, progress)
     except ValueError as error:
         fail(str(error), code=2)
+    except WorkerLost as error:
+        fail(str(error), code=1)
     except OSError as error:
         place = error.filename or experiment.folder
         fail(f"cannot write to {place}: {error.strerror or error}.", code=1)

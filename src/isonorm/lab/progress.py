@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol, Self
 
@@ -15,14 +16,21 @@ from rich.progress import Progress as RichProgress
 from .train import Epoch, Result
 
 
+class Bar(Protocol):
+    """One run being shown."""
+
+    def epoch(self, epoch: Epoch) -> None: ...
+    def finish(self, result: Result) -> None: ...
+
+
 class Progress(Protocol):
-    """Told what happens, shows it. Used as a context manager around all runs."""
+    """Told what happens, shows it. Used as a context manager around all runs, of which several may
+    be on their way at once.
+    """
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
-    def start(self, run: str, epochs: int) -> None: ...
-    def epoch(self, epoch: Epoch) -> None: ...
-    def finish(self, result: Result) -> None: ...
+    def start(self, run: str, epochs: int) -> Bar: ...
 
 
 def progress_on(console: Console, epochs: Sequence[int]) -> Progress:
@@ -35,7 +43,7 @@ class LiveProgress:
     """A bar for each run, with its loss, error and time left, below one for all of them."""
 
     def __init__(self, console: Console, epochs: Sequence[int]) -> None:
-        self._console, self._epochs, self._shown = console, 0, 0
+        self._console = console
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
@@ -47,7 +55,7 @@ class LiveProgress:
             speed_estimate_period=120,
         )
         self._all = self._bars.add_task("[bold]all runs[/bold]", total=sum(epochs), standing="")
-        self._current: TaskID = self._all
+        self._running = 0
         self._finished: deque[TaskID] = deque()
 
     def __enter__(self) -> Self:
@@ -57,27 +65,42 @@ class LiveProgress:
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
 
-    def start(self, run: str, epochs: int) -> None:
-        self._epochs, self._shown = epochs, 0
-        lines_besides_finished = 3  # this run's, that of all runs, and the cursor's
+    def start(self, run: str, epochs: int) -> _LiveBar:
+        self._running += 1
+        lines_besides_finished = self._running + 2  # that of all runs, and the cursor's
         while (
             self._finished and len(self._finished) + lines_besides_finished > self._console.height
         ):
             self._bars.update(self._finished.popleft(), visible=False)
-        self._current = self._bars.add_task(escape(run), total=epochs, standing="")
+        task = self._bars.add_task(escape(run), total=epochs, standing="")
+        return _LiveBar(self._bars, task, epochs, all_runs=self._all, on_finish=self._finish)
+
+    def _finish(self, task: TaskID) -> None:
+        self._running -= 1
+        self._finished.append(task)
+
+
+@dataclass
+class _LiveBar:
+    bars: RichProgress
+    task: TaskID
+    epochs: int
+    all_runs: TaskID
+    on_finish: Callable[[TaskID], None]
+    shown: int = 0
 
     def epoch(self, epoch: Epoch) -> None:
-        self._shown += 1
-        self._bars.update(self._current, completed=epoch.number, standing=_standing(epoch))
-        self._bars.advance(self._all)
+        self.shown += 1
+        self.bars.update(self.task, completed=epoch.number, standing=_standing(epoch))
+        self.bars.advance(self.all_runs)
 
     def finish(self, result: Result) -> None:
         if result.diverged:
-            self._bars.update(
-                self._current, total=len(result.epochs), standing="[red]diverged[/red]"
-            )
-        self._bars.advance(self._all, self._epochs - self._shown)  # of a resumed run, or a lost one
-        self._finished.append(self._current)
+            self.bars.update(self.task, total=len(result.epochs), standing="[red]diverged[/red]")
+        self.bars.advance(
+            self.all_runs, self.epochs - self.shown
+        )  # of a resumed run, or a lost one
+        self.on_finish(self.task)
 
 
 class LineProgress:
@@ -86,10 +109,7 @@ class LineProgress:
     SECONDS_BETWEEN_SIGNS = 30
 
     def __init__(self, console: Console, epochs: Sequence[int]) -> None:
-        self._console, self._epochs = console, 0
-        self._total, self._number = len(epochs), 0
-        self._prefix = ""
-        self._began = self._last_sign = monotonic()
+        self._console, self._total, self._number = console, len(epochs), 0
 
     def __enter__(self) -> Self:
         return self
@@ -97,13 +117,20 @@ class LineProgress:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def start(self, run: str, epochs: int) -> None:
-        self._number, self._epochs = self._number + 1, epochs
-        self._prefix = f"[{self._number:>{len(str(self._total))}}/{self._total}] {run}:"
+    def start(self, run: str, epochs: int) -> _Line:
+        self._number += 1
+        prefix = f"[{self._number:>{len(str(self._total))}}/{self._total}] {run}:"
+        return _Line(self._console, prefix, epochs, self.SECONDS_BETWEEN_SIGNS)
+
+
+class _Line:
+    def __init__(self, console: Console, prefix: str, epochs: int, between_signs: float) -> None:
+        self._console, self._prefix, self._epochs = console, prefix, epochs
+        self._between_signs = between_signs
         self._began = self._last_sign = monotonic()
 
     def epoch(self, epoch: Epoch) -> None:
-        if monotonic() - self._last_sign >= self.SECONDS_BETWEEN_SIGNS:
+        if monotonic() - self._last_sign >= self._between_signs:
             self._last_sign = monotonic()
             self._say(f"epoch {epoch.number}/{self._epochs}, {_standing(epoch)}")
 

@@ -79,6 +79,7 @@ def run(
         ),
     ] = False,
     threads: options.Threads = _PLAIN.threads,
+    jobs: options.Jobs = _PLAIN.jobs,
     keep_weights: options.KeepWeights = False,
     no_verify: options.NoVerify = False,
     out: options.Out = Path("runs"),
@@ -93,8 +94,8 @@ def run(
         return measuring.run(context)
     try:
         if resume is not None:
-            options.refuse_other_words(context)
-            experiment = run_files.read(resume)
+            options.refuse_other_words(context, "jobs")
+            experiment = options.resumed(context, resume)
             if experiment.comparison is not None:
                 raise ValueError(
                     f"{resume} is a comparison: isonorm compare --resume {resume} goes on with it."
@@ -111,6 +112,7 @@ def run(
                 compile=compile,
                 sync_statistics=sync_statistics,
                 threads=threads,
+                jobs=jobs,
             )
             experiment = _begin(recipe, only or (), scale, seeds, data, machine, out)
             if keep_weights and strategy == "fsdp":

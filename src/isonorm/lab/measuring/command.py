@@ -24,7 +24,7 @@ from .words import Measurement
 #: Options that only a training can heed.
 _OF_TRAINING = {
     *("data", "no_verify", "keep_weights"),
-    *("devices", "nodes", "strategy", "precision", "sync_statistics"),
+    *("devices", "nodes", "strategy", "precision", "sync_statistics", "jobs"),
 }
 
 

@@ -1,0 +1,61 @@
+"""An experiment being run: training after training, each result on disk as soon as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+
+from lightning_fabric import Fabric
+
+from . import run_files
+from .experiment import Experiment, Trial, do, draw
+from .jobs import WorkerLost, side_by_side
+from .pages import run as run_page
+from .progress import Progress
+from .threads import torch_threads
+from .train import Result
+
+
+def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Experiment:
+    """Do every training that has no result yet. Ctrl-C keeps what there is, and its checkpoints."""
+    experiment.status = "running"
+    run_files.write(experiment, fabric)
+    if experiment.machine.jobs > 1:
+        trainings = side_by_side(experiment, progress)
+    else:
+        trainings = one_by_one(experiment, fabric, progress)
+    try:
+        with progress, closing(trainings):
+            for trial, result in trainings:
+                experiment.add(trial, result)
+                run_files.write(experiment, fabric)
+                if fabric.is_global_zero:
+                    experiment.checkpoint(trial).unlink(missing_ok=True)
+        experiment.status = "finished"
+    except KeyboardInterrupt:
+        experiment.status = "interrupted"
+    except WorkerLost:
+        experiment.status = "interrupted"
+        run_files.write(experiment, fabric)
+        raise
+    run_files.write(experiment, fabric)
+    if experiment.by_configuration() and fabric.is_global_zero:
+        draw(experiment)
+        run_page.write(experiment.folder)
+    return experiment
+
+
+def one_by_one(
+    experiment: Experiment, fabric: Fabric, progress: Progress
+) -> Generator[tuple[Trial, Result], None, None]:
+    """Each training with its result, in this process."""
+    data = experiment.read_data()
+    with torch_threads(experiment.machine.threads):
+        for trial in experiment.trials():
+            if trial in experiment.results:
+                continue
+            epochs = experiment.recipe[trial.name].at(trial.point).plan.epochs
+            bar = progress.start(trial.label(experiment.recipe), epochs)
+            result = do(experiment, trial, data, fabric, on_epoch=bar.epoch)
+            yield trial, result
+            bar.finish(result)

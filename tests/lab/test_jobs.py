@@ -1,0 +1,171 @@
+"""Several trainings at once: the results of one by one, however the run is ended and resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from isonorm.lab import experiment as experiments
+from isonorm.lab.cli import app
+from isonorm.lab.experiment import Experiment, Trial
+from isonorm.lab.machine import Machine
+from isonorm.lab.recipes import all_recipes
+
+SEARCH = "dbn2018-fig5"  # chooses by a validation set; four points at quick scale
+TRAININGS = 6  # of one configuration with two seeds
+CLOCKS = {"seconds", "test_seconds"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, official) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    official.cifar(folder, train=60, test=20)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_drawn(monkeypatch):
+    monkeypatch.setattr(experiments.figures, "save", lambda *arguments: [])
+
+
+def words(files: Path, out: Path, jobs: int) -> list[str]:
+    name = all_recipes()[SEARCH].configurations[-1].name
+    return ["run", SEARCH, "--data", str(files), "--scale", "quick", "--device", "cpu",
+            "--only", name, "--seeds", "2", "--keep-weights", "--out", str(out),
+            "--jobs", str(jobs)]  # fmt: skip
+
+
+def isonorm_command(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def content(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def curves(folder: Path) -> list[dict[str, str]]:
+    with (folder / "curves.csv").open() as file:
+        return [{key: row[key] for key in row if key not in CLOCKS} for row in csv.DictReader(file)]
+
+
+def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module")
+def one_by_one(files, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("one")
+    ran = isonorm_command(*words(files, out, jobs=1))
+    assert ran.exit_code == 0, ran.output
+    (folder,) = out.iterdir()
+    return folder
+
+
+def check_equal(folder: Path, expected: Path) -> None:
+    assert content(folder)["status"] == "finished" and not list(folder.glob("*checkpoint*"))
+    assert curves(folder) == curves(expected)
+    assert len(weights(expected)) == TRAININGS
+    torch.testing.assert_close(weights(folder), weights(expected), rtol=0, atol=0)
+    settings = [[row["setting"] for row in content(f)["summary"]] for f in (folder, expected)]
+    assert settings[0] == settings[1] and settings[0][0]
+
+
+def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
+    ran = isonorm_command(*words(files, tmp_path, jobs=2))
+    assert ran.exit_code == 0, ran.output
+    (folder,) = tmp_path.iterdir()
+    check_equal(folder, one_by_one)
+    assert content(folder)["machine"]["jobs"] == 2 and "--jobs 2" in content(folder)["command"]
+    lines = [line for line in ran.output.splitlines() if line.startswith("[")]
+    assert sorted(line[:5] for line in lines) == [f"[{n}/6]" for n in range(1, 7)]
+
+
+# Strikes when the third training has saved its first epoch: the first or the second has ended.
+STRUCK = """
+import os, signal, time
+from isonorm.lab import checkpoints, cli, experiment
+experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
+experiment.figures.save = lambda *arguments: []
+save = checkpoints.save
+
+def save_then_strike(path, *arguments, **options):
+    save(path, *arguments, **options)
+    if "-point2-" in path.name:
+        STRIKE
+        time.sleep(60)
+
+checkpoints.save = save_then_strike
+if __name__ == "__main__":  # the processes that train import this, too
+    cli.app()
+"""
+STRIKES = {
+    "a process that trains is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "the command is killed": "os.kill(os.getppid(), signal.SIGKILL)",
+    "Ctrl-C": "os.killpg(0, signal.SIGINT)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strike", STRIKES)
+def test_however_it_ends_it_goes_on_to_the_same_results(strike, one_by_one, files, tmp_path):
+    script = tmp_path / "struck.py"
+    script.write_text(STRUCK.replace("STRIKE", STRIKES[strike]))
+    out = tmp_path / "runs"
+    ended = subprocess.run(  # until nobody holds its output: the others have ended, too
+        [sys.executable, str(script), *words(files, out, jobs=2)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        start_new_session=True,
+    )
+    (folder,) = out.iterdir()
+    finished = len(content(folder)["runs"])
+    assert 1 <= finished < TRAININGS and list(folder.glob("*-point2-*checkpoint*"))
+    if strike == "the command is killed":
+        assert ended.returncode == -signal.SIGKILL and content(folder)["status"] == "running"
+    elif strike == "Ctrl-C":
+        assert ended.returncode == 130 and ended.stderr == ""
+        assert ended.stdout.splitlines()[-1].endswith(f"isonorm run --resume {folder}")
+        assert content(folder)["status"] == "interrupted"
+    else:
+        assert ended.returncode == 1 and ended.stderr.count("\n") == 1, ended.stderr
+        assert ", seed 0, validating was ended by signal 9, as where memory" in ended.stderr
+        assert f"isonorm run --resume {folder} --jobs 1 goes on" in ended.stderr
+        assert content(folder)["status"] == "interrupted"
+
+    resumed = isonorm_command("run", "--resume", str(folder), "--jobs", "1")
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.output.startswith(f"[1/{TRAININGS - finished}] ")
+    check_equal(folder, one_by_one)
+
+
+def test_what_a_search_chooses_waits_for_all_of_its_points(make_result, tmp_path):
+    name = all_recipes()[SEARCH].configurations[0].name
+    recipe = all_recipes()[SEARCH].only([name]).shrunk()
+    experiment = Experiment(
+        recipe, "quick", 2, "data", Machine(jobs=4), tmp_path, datetime.now().astimezone()
+    )
+    points = [Trial(name, 0, point, True) for point in range(4)]
+    errors = {3: 0.5, 1: 0.2, 0: 0.4, 2: 0.2}  # as they come in; the best is there twice
+    for point, error in errors.items():
+        assert list(experiment.trials()) == points
+        experiment.add(points[point], make_result([1.0], [error]))
+    assert list(experiment.results) == points
+    assert list(experiment.trials()) == [*points, Trial(name, 0, 1), Trial(name, 1, 1)]
+
+
+@pytest.mark.parametrize("options", [["--devices", "2"], ["--nodes", "2"]])
+def test_several_devices_are_refused_in_one_sentence(options, files, tmp_path):
+    ran = isonorm_command(*words(files, tmp_path / "runs", jobs=2), *options)
+    assert ran.exit_code == 2 and ran.stderr.count("\n") == 1
+    assert "jobs 2 shares one device" in ran.stderr and not (tmp_path / "runs").exists()
