@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from isonorm.lab.data import Mixup
 from isonorm.lab.models import SmallCNN
-from isonorm.lab.objective import Objective
+from isonorm.lab.objective import CUDA_GRAPHS, Objective, compiling
 
 STEPS = 12
 
@@ -89,3 +89,30 @@ def test_a_step_that_fails_leaves_nothing_mixed():
             objective(images[:, :, 0], labels, *objective.draw(images))
         loss, logits = objective(images, labels)
         assert torch.equal(logits, model(images)) and loss == cross_entropy(logits, labels)
+
+
+def test_many_networks_are_compiled_each_with_its_graphs_for_training_and_testing():
+    counter, networks = CompileCounterWithBackend("eager"), 6
+    torch._dynamo.reset()
+    for width in range(1, networks + 1):
+        objective = Objective(nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3)))
+        objective.compile(backend=counter, dynamic=False)
+        outer = nn.Sequential()
+        with compiling("default", outer):
+            for training, size in ((True, 8), (False, 20), (True, 8), (False, 20)):
+                objective.train(training)
+                objective(torch.randn(size, 4), torch.zeros(size, dtype=torch.long))
+    assert counter.frame_count == 2 * networks, "torch's own limit is 8"
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(CUDA_GRAPHS, 3), ("default", 0), (None, 0)])
+def test_with_cuda_graphs_each_call_is_a_new_step(mode, expected, monkeypatch):
+    steps = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
+    module = nn.Linear(2, 2)
+    with compiling(mode, module):
+        for _ in range(3):
+            module(torch.randn(1, 2))
+    assert len(steps) == expected
+    module(torch.randn(1, 2))
+    assert len(steps) == expected

@@ -10,9 +10,10 @@ from torch import nn
 
 from ..surgery import convert_sync
 from .devices import choose, make_fabric
+from .objective import CUDA_GRAPHS
 
 #: How networks are compiled: not at all, by torch.compile, or by it into CUDA graphs.
-COMPILE_MODES = {"no": None, "yes": "default", "graphs": "reduce-overhead"}
+COMPILE_MODES = {"no": None, "yes": "default", "graphs": CUDA_GRAPHS}
 
 
 @dataclass(frozen=True)

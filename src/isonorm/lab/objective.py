@@ -6,17 +6,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .data import Mixup
 from .data.mixup import mixed, mixed_loss
 
+CUDA_GRAPHS = "reduce-overhead"  # torch.compile's word for them
+
+#: Graphs in one run, of all networks, places and sizes of a batch. Beyond torch's own limit of 8 a
+#: network would run uncompiled, with a warning.
+_MOST_GRAPHS = 256
+
+
+@contextmanager
+def compiling(mode: str | None, module: nn.Module) -> Iterator[None]:
+    """Around a training whose ``module`` calls a compiled objective; nothing without a mode."""
+    if mode is None:
+        yield
+        return
+    from torch._dynamo import config
+
+    # With CUDA graphs, a step's outputs lie where the next step's will: each call of the module is
+    # a new step, and what the last one gave has been used by then.
+    new_step = module.register_forward_pre_hook(
+        lambda *_: torch.compiler.cudagraph_mark_step_begin() if mode == CUDA_GRAPHS else None
+    )
+    limits = {"recompile_limit": _MOST_GRAPHS, "accumulated_recompile_limit": 4 * _MOST_GRAPHS}
+    try:
+        with config.patch(limits):
+            yield
+    finally:
+        new_step.remove()
+
 
 class Objective(nn.Module):
     """A network with its loss, in one forward pass: precision and compilation cover both.
 
-    >>> import torch
     >>> objective = Objective(nn.Linear(4, 3))
     >>> loss, logits = objective(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
 
@@ -50,6 +77,12 @@ class Objective(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def compile_as(self, mode: str) -> None:
+        """By torch.compile, with a graph for each size of a batch: kernels for any size would be
+        slower, and batches come in two or three sizes.
+        """
+        self.compile(mode=mode, dynamic=False)
 
     def draw(self, images: Tensor) -> tuple[Any, ...]:
         """How the next batch is mixed, for ``forward``: nothing without mixup."""

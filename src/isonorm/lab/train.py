@@ -20,7 +20,7 @@ from ..analysis import fisher_condition
 from . import checkpoints, memory
 from .data import DataSet
 from .devices import make_fabric
-from .objective import Objective
+from .objective import Objective, compiling
 from .plan import Plan
 from .schedules import set_rates
 from .streams import ImageFolders, Stream, open_streams
@@ -120,7 +120,7 @@ def train(
     mixup = plan.make_mixup(model, seed)
     objective = Objective(model, mixup)
     if compile_mode is not None:
-        objective.compile(mode=compile_mode)
+        objective.compile_as(compile_mode)
     module, stepper = fabric.setup(objective, optimizer)
     curve: list[Epoch] = []
     if checkpoint is not None and checkpoint.exists():
@@ -134,7 +134,11 @@ def train(
         peak = float(memory_of_a_step(model, data, plan, fabric, compile_mode))
     steps, last_saved = len(batches), perf_counter()
 
-    with objective.listening(), torch.random.fork_rng(devices=_cuda_devices(fabric)):
+    with (
+        objective.listening(),
+        compiling(compile_mode, module),
+        torch.random.fork_rng(devices=_cuda_devices(fabric)),
+    ):
         while len(curve) < plan.epochs and not _diverged(curve):
             number = len(curve) + 1
             torch.manual_seed(seed_of(seed, number, fabric.global_rank))
@@ -198,14 +202,18 @@ def memory_of_a_step(
     optimizer = plan.make_optimizer(copy)
     objective = Objective(copy, plan.make_mixup(copy, seed=0))
     if compile_mode is not None:
-        objective.compile(mode=compile_mode)
+        objective.compile_as(compile_mode)
     module, stepper = fabric.setup(objective, optimizer)
     module.train()
 
     def step() -> object:
         return _step(module, stepper, fabric, images, labels, *objective.draw(images))
 
-    with objective.listening(), torch.random.fork_rng(devices=[]):
+    with (
+        objective.listening(),
+        compiling(compile_mode, module),
+        torch.random.fork_rng(devices=[]),
+    ):
         beyond = memory.peak_bytes(step)
     states = (value for state in optimizer.state.values() for value in state.values())
     held = [images, labels, *copy.parameters(), *copy.buffers(), *states]
