@@ -262,6 +262,8 @@ def _step(
 
 def _misclassified(logits: Tensor, labels: Tensor, among: int = 1) -> Tensor:
     """How many images have their class not among the most likely ones."""
+    if among == 1:
+        return (logits.argmax(dim=1) != labels).sum()
     likely = logits.topk(min(among, logits.shape[1]), dim=1).indices
     return (likely != labels.unsqueeze(1)).all(dim=1).sum()
 

@@ -38,7 +38,7 @@ class FlipAndCrop:
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         n, channels, height, width = images.shape
-        top, left = (self._offset(draws[:, axis]) for axis in (0, 1))
+        top, left = self._offsets(draws[:, :2]).unbind(1)
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device).expand(n, width)
         if self.flip:
@@ -52,7 +52,7 @@ class FlipAndCrop:
         pixels = pixels.view(n, 1, height * width).expand(n, channels, height * width)
         return padded.flatten(2).gather(2, pixels).view(images.shape)
 
-    def _offset(self, draws: Tensor) -> Tensor:
+    def _offsets(self, draws: Tensor) -> Tensor:
         """0 to 2 · padding, each equally likely.
 
         The largest draw, 1 − 2^(-24), times an odd number stays below it in float32.

@@ -12,6 +12,7 @@ from .augment import FlipAndCrop
 from .dataset import scaled
 from .sampler import Plan, Sampler
 from .standardize import Standardize
+from .transfer import to_device
 
 _SHARE_OF_MEMORY = 0.5  # of what is free, for the data; the rest is the network's
 
@@ -79,16 +80,9 @@ class Batches:
 
     def _batch(self, plan: Plan) -> tuple[Tensor, Tensor]:
         chosen = (self._images[plan.order], self._labels[plan.order], plan.draws)
-        images, labels, draws = (self._on_device(tensor) for tensor in chosen)
+        images, labels, draws = (to_device(tensor, self.device) for tensor in chosen)
         images = self._standardize(images)
         return (self._augment(images, draws) if self._augment else images), labels
-
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        if self.resident:
-            return tensor
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # so that nobody waits for the transfer
-        return tensor.to(self.device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
         return self.sampler.state_dict()

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .transfer import to_device
+
 _SEEDS = 2**63 - 1
 
 
@@ -82,7 +84,8 @@ class Mixup:
         weight = torch.tensor(chance.beta(self.alpha, self.alpha), dtype=torch.float32)
         place = self.places[chance.integers(len(self.places))]
         partners = torch.from_numpy(chance.permutation(len(batch)))
-        return Mixing(weight.to(batch.device), partners.to(batch.device), place)
+        device = batch.device
+        return Mixing(to_device(weight, device), to_device(partners, device), place)
 
     @contextmanager
     def __call__(self, batch: Tensor) -> Iterator[Mixing]:
