@@ -75,3 +75,27 @@ def test_bars_of_the_past_make_room_on_a_small_terminal(make_result, height, sho
             bar.finish(make_result([1.0], [0.5]))
         visible = [task.description for task in progress._bars.tasks if task.visible]
     assert visible == ["[bold]all runs[/bold]", *runs[-shown:]]
+
+
+@pytest.mark.parametrize("kind", [LiveProgress, LineProgress])
+def test_runs_at_once_are_told_apart(make_result, kind):
+    console = terminal(width=100, height=30)
+    slow, fast = make_result([1.0, 0.5, 0.25], [0.5] * 3), make_result([2.0, 1.5, 1.25], [0.25] * 3)
+    with kind(console, epochs=[3, 3]) as progress:
+        first, second = (progress.start(run, epochs=3) for run in RUNS)
+        first.epoch(slow.epochs[0])
+        for epoch in fast.epochs:
+            second.epoch(epoch)
+        second.finish(fast)
+        first.epoch(slow.epochs[1])
+        if kind is LiveProgress:
+            tasks = [(task.completed, task.fields["standing"]) for task in progress._bars.tasks]
+            assert tasks == [
+                (5, ""), (2, "loss 0.5000, error 50.00%"), (3, "loss 1.2500, error 25.00%"),
+            ]  # fmt: skip
+        first.epoch(slow.epochs[2])
+        first.finish(slow)
+    if kind is LineProgress:
+        lines = console.file.getvalue().splitlines()
+        assert lines[0].startswith("[2/2] iternorm, seed 0: loss 1.2500, error 25.00%, ")
+        assert lines[1].startswith("[1/2] plain, seed 0: loss 0.2500, error 50.00%, ")
