@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import shlex
 import signal
 import subprocess
@@ -12,33 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
 from isonorm.lab import records
 from isonorm.lab.cli import app
+from tests.lab.run_folders import curves, result_of, weights
 
 TINY = ["--depth", "2", "--width", "8", "--epochs", "2", "--batch-size", "400", "--device", "cpu"]
 NORMS = ["plain", "equinorm", "dbn:group_size=4", "batchnorm"]
-CLOCKS = {"seconds", "test_seconds"}
 
 
 def compare(*words: str) -> Result:
     return CliRunner().invoke(app, ["compare", *words])
-
-
-def result_of(folder: Path) -> dict:
-    return json.loads((folder / "result.json").read_text())
-
-
-def curves(folder: Path) -> list[dict[str, str]]:
-    with (folder / "curves.csv").open() as file:
-        return [{key: row[key] for key in row if key not in CLOCKS} for row in csv.DictReader(file)]
-
-
-def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
 def tiny_words(out: Path) -> list[str]:

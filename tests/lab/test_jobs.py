@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import signal
 import subprocess
 import sys
 from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
+from isonorm.lab import jobs
 from isonorm.lab.cli import app
 from isonorm.lab.experiment import Experiment, Trial
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import all_recipes
+from tests.lab.run_folders import curves, result_of, weights
 
 SEARCH = "dbn2018-fig5"  # chooses by a validation set; four points at quick scale
 TRAININGS = 6  # of one configuration with two seeds
-CLOCKS = {"seconds", "test_seconds"}
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +48,6 @@ def isonorm_command(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
-def content(folder: Path) -> dict:
-    return json.loads((folder / "result.json").read_text())
-
-
-def curves(folder: Path) -> list[dict[str, str]]:
-    with (folder / "curves.csv").open() as file:
-        return [{key: row[key] for key in row if key not in CLOCKS} for row in csv.DictReader(file)]
-
-
-def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
-
-
 @pytest.fixture(scope="module")
 def one_by_one(files, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("one")
@@ -72,11 +58,11 @@ def one_by_one(files, tmp_path_factory) -> Path:
 
 
 def check_equal(folder: Path, expected: Path) -> None:
-    assert content(folder)["status"] == "finished" and not list(folder.glob("*checkpoint*"))
+    assert result_of(folder)["status"] == "finished" and not list(folder.glob("*checkpoint*"))
     assert curves(folder) == curves(expected)
     assert len(weights(expected)) == TRAININGS
     torch.testing.assert_close(weights(folder), weights(expected), rtol=0, atol=0)
-    settings = [[row["setting"] for row in content(f)["summary"]] for f in (folder, expected)]
+    settings = [[row["setting"] for row in result_of(f)["summary"]] for f in (folder, expected)]
     assert settings[0] == settings[1] and settings[0][0]
 
 
@@ -85,7 +71,7 @@ def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
     assert ran.exit_code == 0, ran.output
     (folder,) = tmp_path.iterdir()
     check_equal(folder, one_by_one)
-    assert content(folder)["machine"]["jobs"] == 2 and "--jobs 2" in content(folder)["command"]
+    assert result_of(folder)["machine"]["jobs"] == 2 and "--jobs 2" in result_of(folder)["command"]
     lines = [line for line in ran.output.splitlines() if line.startswith("[")]
     assert sorted(line[:5] for line in lines) == [f"[{n}/6]" for n in range(1, 7)]
 
@@ -129,19 +115,19 @@ def test_however_it_ends_it_goes_on_to_the_same_results(strike, one_by_one, file
         start_new_session=True,
     )
     (folder,) = out.iterdir()
-    finished = len(content(folder)["runs"])
+    finished = len(result_of(folder)["runs"])
     assert 1 <= finished < TRAININGS and list(folder.glob("*-point2-*checkpoint*"))
     if strike == "the command is killed":
-        assert ended.returncode == -signal.SIGKILL and content(folder)["status"] == "running"
+        assert ended.returncode == -signal.SIGKILL and result_of(folder)["status"] == "running"
     elif strike == "Ctrl-C":
         assert ended.returncode == 130 and ended.stderr == ""
         assert ended.stdout.splitlines()[-1].endswith(f"isonorm run --resume {folder}")
-        assert content(folder)["status"] == "interrupted"
+        assert result_of(folder)["status"] == "interrupted"
     else:
         assert ended.returncode == 1 and ended.stderr.count("\n") == 1, ended.stderr
         assert ", seed 0, validating was ended by signal 9, as where memory" in ended.stderr
         assert f"isonorm run --resume {folder} --jobs 1 goes on" in ended.stderr
-        assert content(folder)["status"] == "interrupted"
+        assert result_of(folder)["status"] == "interrupted"
 
     resumed = isonorm_command("run", "--resume", str(folder), "--jobs", "1")
     assert resumed.exit_code == 0, resumed.output
@@ -169,3 +155,22 @@ def test_several_devices_are_refused_in_one_sentence(options, files, tmp_path):
     ran = isonorm_command(*words(files, tmp_path / "runs", jobs=2), *options)
     assert ran.exit_code == 2 and ran.stderr.count("\n") == 1
     assert "jobs 2 shares one device" in ran.stderr and not (tmp_path / "runs").exists()
+
+
+def test_what_ends_a_process_comes_back_from_it(tmp_path):
+    recipe = all_recipes()[SEARCH].shrunk()
+    experiment = Experiment(
+        recipe, "quick", 2, "data", Machine(jobs=4), tmp_path, datetime.now().astimezone()
+    )
+    here, there = get_context("spawn").Pipe()
+    process = get_context("spawn").Process()  # never started: its messages are sent from here
+    worker = jobs._Worker(process, here, next(experiment.trials()))
+    there.send(MemoryError("CUDA out of memory"))
+    with pytest.raises(jobs.WorkerLost, match=r"ran out of memory \(CUDA out.*--jobs 2 goes on"):
+        jobs._receive(experiment, worker)
+    error = ValueError("a sentence")
+    error.add_note("where it was raised")
+    there.send(error)
+    with pytest.raises(ValueError, match="a sentence") as caught:
+        jobs._receive(experiment, worker)
+    assert caught.value.__notes__ == ["where it was raised"]

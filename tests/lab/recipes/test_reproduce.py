@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 import shutil
@@ -14,16 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
 from isonorm.lab import records, reproduce, run_files
 from isonorm.lab.cli import app
 from isonorm.lab.recipes import all_recipes
+from tests.lab.run_folders import curves, weights
 
 TWO_EPOCHS = "dbn2018-table2"  # four trainings of two epochs at quick scale
-CLOCKS = {"seconds", "test_seconds"}
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +46,6 @@ def words(files: Path, out: Path, *more: str, recipe: str = TWO_EPOCHS) -> list[
 
 def isonorm_command(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
-
-
-def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
-
-
-def curves(folder: Path) -> list[dict[str, str]]:
-    with (folder / "curves.csv").open() as file:
-        rows = csv.DictReader(file)
-        return [{key: row[key] for key in row if key not in CLOCKS} for row in rows]
 
 
 @pytest.fixture(scope="module")
