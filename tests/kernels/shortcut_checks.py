@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import isonorm
 from isonorm.layers import shortcut
-from tests.kernels.checks import DEVICE, relative_error
+from tests.kernels.checks import DEVICE, TOLERANCE, relative_error
 
 #: A layer's class and keywords, and whether it is given a residual.
 LAYERS = [
@@ -64,7 +64,8 @@ def check_shortcut(number: int, dtype=torch.float32, layout="channels_last") -> 
     assert not other._answers
     for g, w in zip(got, want, strict=True):
         assert g.dtype == w.dtype and g.stride() == w.stride()
-        assert relative_error(g, w.double()) < 1e-6  # the same kernels; averages round once more
+        # The same formulas, but compiled apart for W, whose last bits may differ.
+        assert relative_error(g, w.double()) < TOLERANCE[dtype]
 
 
 def check_what_changes() -> None:

@@ -14,7 +14,7 @@ from ..plan import Plan
 from . import stream
 from .launch import Launcher
 
-#: Channels a program standardizes together, at most.
+#: Channels that a program takes, at most, unless they are one group.
 CHANNELS = 64
 #: Tiles that a program with partial sums has at least, so that those stay small beside what they
 #: sum; and about as many as a program without them should have.
@@ -76,8 +76,9 @@ class Layout(NamedTuple):
     """
 
     examples: int
-    groups: int  # of each example
-    size: int  # features of a group
+    groups: int  # of features that programs take, in each example
+    size: int  # features of such a group
+    span: int  # how many groups of the area it holds, side by side
     d: int  # the power of two ≥ size that kernels use
     channels: int  # features of an example
     n: int  # samples are n runs
@@ -170,9 +171,12 @@ def layout(
 ) -> Layout:
     """How kernels walk a block of a tensor with this shape and stride."""
     examples, features, n, s, se, sc, sn, ss = way = walk(shape, stride, block, plan)
-    matrix = "d" in plan.area.roles
-    if matrix:
-        size = features if plan.area.features == "groups" else block.size
+    matrix, span = "d" in plan.area.roles, 1
+    if matrix and plan.area.features == "groups":
+        size, d = features, padded(features)
+    elif matrix:
+        span = _together(block.size, block.groups)
+        size = block.size * span
         d = padded(size)
     else:
         size = d = min(CHANNELS, triton.next_power_of_2(features))
@@ -185,6 +189,7 @@ def layout(
     groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
+        "SPAN": span,
         "MERGED": merged,
         "WHOLE": size == d and features % size == 0,
         "I64": way.extent >= 2**31,
@@ -199,6 +204,7 @@ def layout(
         examples,
         groups,
         size,
+        span,
         d,
         features,
         n,
@@ -211,6 +217,13 @@ def layout(
         (n, s // width, sn, sc // align, ss, se, features, size, groups),
         constants,
     )
+
+
+def _together(size: int, groups: int) -> int:
+    """How many groups of this size a program takes: rows of memory that are narrower than CHANNELS
+    waste bandwidth.
+    """
+    return max(k for k in range(1, max(CHANNELS // size, 1) + 1) if groups % k == 0)
 
 
 def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str:

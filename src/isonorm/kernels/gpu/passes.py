@@ -156,7 +156,8 @@ def _whitening(
 ) -> _Small:
     b, d, m = shape
     center: Constants = {"CENTER": plan.operation.centers}
-    constants = center | {"D": lay.d, "num_warps": 4}
+    places: Constants = {"D": padded(d), "WIDE": lay.d, "SPAN": lay.span}
+    constants = center | places | {"num_warps": 4}
     statistics = _launcher("statistics_kernel", b, (m, b * d, d), constants)
     if not plan.fuses_root(d, x.device):
         return _Small(statistics)
@@ -173,13 +174,13 @@ def _whitening(
             "root_kernel",
             b,
             (plan.eps, 0.0, 1.0, m, b * d, d),
-            center | NO_AVERAGE | _root_constants(recurrence, d, forward),
+            center | places | NO_AVERAGE | _root_constants(recurrence, d, forward),
         ),
         _launcher(
             "root_backward_kernel",
             b,
-            (m, plan.eps, b * d, d, lay.groups),
-            gain | _root_constants(recurrence, d, backward),
+            (m, plan.eps, b * d, d, lay.groups * lay.span),
+            gain | places | _root_constants(recurrence, d, backward),
         ),
     )
 
@@ -203,7 +204,6 @@ def _root_constants(recurrence: Recurrence, d: int, precision: str) -> Constants
     quintic = recurrence.name == "polar"
     return {
         "STEPS": tuple(float(number) for step in recurrence.steps for number in step),
-        "D": padded(d),
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
         "PRECISION": precision,

@@ -89,15 +89,30 @@ def _keep(p_memo, slot, groups, size, o, m, b):
 
 
 @triton.jit
+def _places_in_sums(i_group, groups, size, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr):
+    """Where the streaming kernels left a group's first and second sums: as a block on the diagonal
+    of a WIDE matrix that SPAN groups share.
+    """
+    i_span = i_group // SPAN
+    i_channel = (i_group - i_span * SPAN) * size + tl.arange(0, D)
+    o_second = (groups // SPAN) * WIDE + i_span * WIDE * WIDE
+    return (
+        i_span * WIDE + i_channel,
+        o_second + i_channel[:, None] * WIDE + i_channel[None, :],
+    )
+
+
+@triton.jit
 def _statistics(
     p_total, p_mean, p_cov, i_group, groups, count, channels, size,
-    D: tl.constexpr, CENTER: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
 ):  # fmt: skip
     """μ and Σ of a group from its sums about the pivot, which lies where μ will."""
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
-    b_delta = tl.load(p_total + i_group * D + i_channel) / count
+    o_first, o_second = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
+    b_delta = tl.load(p_total + o_first, mask=i_channel < size, other=0.0) / count
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0) + b_delta
     if not CENTER:
         b_mean = tl.zeros_like(b_mean)
@@ -105,19 +120,22 @@ def _statistics(
     tl.debug_barrier()  # every thread has read the pivot before any overwrites it
     tl.store(p_mean + i_global, b_mean, mask=m_channel)
     o, m, _ = _matrix_offsets(i_group, size, D)
-    o_padded = groups * D + i_group * D * D + i_channel[:, None] * D + i_channel[None, :]
-    b_cov = tl.load(p_total + o_padded) / count - b_delta[:, None] * b_delta[None, :]
+    b_cov = tl.load(p_total + o_second, mask=m, other=0.0) / count
+    b_cov -= b_delta[:, None] * b_delta[None, :]
     tl.store(p_cov + o, b_cov, mask=m)
     return tl.where(m, b_cov, 0.0)
 
 
 @triton.jit
 def statistics_kernel(
-    p_total, p_mean, p_cov, count, channels, size, D: tl.constexpr, CENTER: tl.constexpr
-):
+    p_total, p_mean, p_cov, count, channels, size,
+    D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
+):  # fmt: skip
     """μ and Σ of a group, for roots that have no kernel."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
-    _statistics(p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, CENTER)
+    _statistics(
+        p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, WIDE, SPAN, CENTER
+    )
 
 
 @triton.jit
@@ -169,14 +187,17 @@ def scale_kernel(
 def root_kernel(
     p_total, p_mean, p_cov, p_w, p_memo, p_running_mean, p_running, p_batches,
     eps, momentum, unbiased, count, channels, size,
-    CENTER: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr,
-    FROBENIUS: tl.constexpr, PRECISION: tl.constexpr, AVERAGE: tl.constexpr,
+    CENTER: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, PRECISION: tl.constexpr,
+    AVERAGE: tl.constexpr,
 ):  # fmt: skip
     """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way, and their running averages."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
-    b_cov = _statistics(p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, CENTER)
+    b_cov = _statistics(
+        p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, WIDE, SPAN, CENTER
+    )
     b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     SLOTS: tl.constexpr = 4 if QUINTIC else 3
     SLOT_P: tl.constexpr = 2 if QUINTIC else 1
@@ -216,8 +237,8 @@ def root_kernel(
 def root_backward_kernel(
     p_total, p_cov, p_w, p_memo, p_weight,
     p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
-    STEPS: tl.constexpr, D: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
-    WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
+    QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
@@ -225,10 +246,10 @@ def root_backward_kernel(
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
-    b_f = tl.load(p_total + i_group * D + i_channel)
+    o_first, o_second = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
+    b_f = tl.load(p_total + o_first, mask=i_channel < size, other=0.0)
     tl.store(p_dbias + i_global, b_f, mask=m_channel)
-    o_outer = groups * D + i_group * D * D + i_channel[:, None] * D + i_channel[None, :]
-    b_dw = tl.load(p_total + o_outer, mask=m, other=0.0)
+    b_dw = tl.load(p_total + o_second, mask=m, other=0.0)
     b_w = tl.load(p_w + o, mask=m, other=0.0)
     tl.store(p_dweight + i_global, tl.sum(b_w * b_dw, 1), mask=m_channel)
     b_a = b_w

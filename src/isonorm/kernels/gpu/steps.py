@@ -169,7 +169,7 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     total = _backward_sums(work, dy, p, recovery)[0]
     if not lay.constants["DIAG"]:
         f, outer = _unpadded(total, work)
-        return Sums(f.contiguous(), outer.contiguous())
+        return Sums(f.reshape(p.mean.shape), outer.reshape(p.cov.shape))
     first, second = total[: lay.problems * lay.d], total[lay.problems * lay.d :]
     lanes = [t.view(lay.examples, -1)[:, : lay.channels] for t in (first, second)]
     if not run.several_channels:
@@ -186,10 +186,15 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
 
 
 def _unpadded(total: Tensor, work: Work) -> tuple[Tensor, Tensor]:
-    """The (b, d) first and the (b, d, d) second sums as they lie in all sums."""
-    d, (size, problems) = work.run.d, (work.run.lay.d, work.run.lay.problems)
-    first, second = total[: problems * size], total[problems * size :]
-    return first.view(-1, size)[:, :d], second.view(-1, size, size)[:, :d, :d]
+    """The first and the second sums as they lie in all sums: (b/k, k, d) and (b/k, k, d, d), where
+    programs take k groups each.
+    """
+    d, lay = work.run.d, work.run.lay
+    first, second = total.split([lay.problems * lay.d, lay.problems * lay.d**2])
+    first = first.view(-1, lay.d)[:, : lay.size].unflatten(1, (lay.span, d))
+    second = second.view(-1, lay.d, lay.d)[:, : lay.size, : lay.size]
+    blocks = second.unflatten(1, (lay.span, d)).unflatten(3, (lay.span, d))
+    return first, blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
 def differentiate(
@@ -224,11 +229,11 @@ def _differentiate_colored(
     run, w = work.run, p.w
     assert run.gradients is not None
     f, outer = _unpadded(total[0], work)
-    dcolor, dbias = plain.parameter_gradients(p, Sums(f, outer), recovery, plan)
-    dbias = None if dbias is None else dbias.clone()  # before f changes under it
+    own = Sums(f.reshape(p.mean.shape).clone(), outer.reshape(p.cov.shape))
+    dcolor, dbias = plain.parameter_gradients(p, own, recovery, plan)
     color = recovery.matrix(work.block).to(w.dtype).repeat(run.lay.examples, 1, 1)
-    outer.copy_(color.mT @ outer)
-    f.copy_((color.mT @ f.unsqueeze(-1)).squeeze(-1))
+    outer.copy_((color.mT @ own.outer).view(outer.shape))
+    f.copy_((color.mT @ own.f.unsqueeze(-1)).view(f.shape))
     unused, bare = w.new_empty(run.gain_shape), torch.empty_like(w)
     slope, shift = torch.empty_like(w), torch.empty_like(p.mean)
     run.gradients(total, p.cov, w, p.memo, w, unused, unused, bare, slope, shift)

@@ -1,11 +1,13 @@
 """Kernels that stream the activation: moments and apply, forward and backward (steps 1, 3, 4, 6).
 
-Each program owns one group of D features, of one example where EXAMPLES are problems of their own,
-and every P-th tile of BM samples. A tile is read as it lies: MERGED, where samples follow one
-another at one stride (channels_last, or no positions), or in runs, where they are the positions of
-one image after the other (NCHW). FULL tiles need no masks. Centring is in float32, before any
-product. Partial sums go to memory and are added in a fixed order: no atomics, the same input gives
-the same bits.
+Each program owns D features, of one example where EXAMPLES are problems of their own, and every
+P-th tile of BM samples. The features are a group, or where groups are small SPAN of them, side by
+side: products then have entries between groups, too, which nobody reads, and maps have zeros there.
+
+A tile is read as it lies: MERGED, where samples follow one another at one stride (channels_last, or
+no positions), or in runs, where they are the positions of one image after the other (NCHW). FULL
+tiles need no masks. Centring is in float32, before any product. Partial sums go to memory and are
+added in a fixed order: no atomics, the same input gives the same bits.
 
 DIAG treats the D channels of a block one by one (standardization) instead of by a D × D matrix.
 PROMOTE multiplies 16-bit input as float32: full whitening stretches the smallest directions, and
@@ -125,10 +127,20 @@ def _summed_apart(b_tile, NEAR: tl.constexpr):
 
 
 @triton.jit
+def _entries(i_row, i_column, i_group, size, SPAN: tl.constexpr):
+    """Where a program's matrix has its entries, and which it has: SPAN blocks on its diagonal."""
+    own = size // SPAN
+    i_row_block, i_column_block = i_row // own, i_column // own
+    o_block = (i_group * SPAN + i_row_block) * own * own
+    o = o_block + (i_row - i_row_block * own) * own + i_column - i_column_block * own
+    return o, (i_row_block == i_column_block) & (i_row < size) & (i_column < size)
+
+
+@triton.jit
 def _load_map(
     p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-    D: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    PROMOTE: tl.constexpr,
+    D: tl.constexpr, SPAN: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr, PROMOTE: tl.constexpr,
 ):  # fmt: skip
     """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ and β."""
     b_weight = tl.full((D,), 1.0, tl.float32)
@@ -141,8 +153,7 @@ def _load_map(
         b_w = tl.load(p_w + i_global, mask=m_channel, other=0.0)
     else:
         i_channel = tl.arange(0, D)
-        o_w = i_group * size * size + i_channel[None, :] * size + i_channel[:, None]
-        m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
+        o_w, m_w = _entries(i_channel[None, :], i_channel[:, None], i_group, size, SPAN)
         b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
         if not PROMOTE:
             b_w = b_w.to(p_x.dtype.element_ty)
@@ -208,10 +219,10 @@ def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIA
 @triton.jit
 def moments_kernel(
     p_x, p_sums, p_pivot, n, s, sn, sc, ss, se, channels, tiles, size, groups,
-    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, CENTER: tl.constexpr,
-    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
+    WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
+    CENTER: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
+    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -251,8 +262,9 @@ def moments_kernel(
 def apply_kernel(
     p_x, p_y, p_w, p_mean, p_weight, p_bias, p_residual,
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
-    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
+    WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -265,7 +277,7 @@ def apply_kernel(
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_w, b_weight, b_bias = _load_map(
         p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-        D, DIAG, WEIGHT, BIAS, PROMOTE,
+        D, SPAN, DIAG, WEIGHT, BIAS, PROMOTE,
     )  # fmt: skip
     for i_tile in range(i_part, tiles, parts):
         o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
@@ -285,8 +297,9 @@ def apply_kernel(
 def backward_sums_kernel(
     p_x, p_dy, p_mean, p_sums, p_w, p_weight, p_bias, p_extra, p_g,
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
-    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
+    WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     EXTRA: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -301,7 +314,7 @@ def backward_sums_kernel(
     if REMAKE:
         b_w, b_weight, b_bias = _load_map(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-            D, DIAG, WEIGHT, BIAS, PROMOTE,
+            D, SPAN, DIAG, WEIGHT, BIAS, PROMOTE,
         )  # fmt: skip
     b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
@@ -338,8 +351,9 @@ def backward_sums_kernel(
 def backward_apply_kernel(
     p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_shift, p_w, p_weight, p_bias,
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
-    D: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr, WHOLE: tl.constexpr, I64: tl.constexpr,
-    EXAMPLES: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
+    WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
     FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -356,7 +370,7 @@ def backward_apply_kernel(
     if ACT != "":
         b_w, b_weight, b_bias = _load_map(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-            D, DIAG, WEIGHT, BIAS, PROMOTE,
+            D, SPAN, DIAG, WEIGHT, BIAS, PROMOTE,
         )  # fmt: skip
     if DIAG:
         b_a = tl.load(p_a + i_global, mask=m_channel, other=0.0)
@@ -364,14 +378,13 @@ def backward_apply_kernel(
     else:
         # dx = g·A + (x − μ)·slope with samples in rows; slope is symmetric
         i_channel = tl.arange(0, D)
-        o_w = i_group * size * size + i_channel[:, None] * size + i_channel[None, :]
-        m_w = (i_channel[None, :] < size) & (i_channel[:, None] < size)
+        o_w, m_w = _entries(i_channel[:, None], i_channel[None, :], i_group, size, SPAN)
         b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
         b_slope = tl.load(p_slope + o_w, mask=m_w, other=0.0)
         if HALF:
-            largest = tl.max(tl.max(tl.abs(b_slope), 1), 0)
-            largest = tl.where(largest > 0.0, largest, 1.0)
-            b_slope /= largest
+            b_largest = tl.max(tl.abs(b_slope), 0)
+            b_largest = tl.where(b_largest > 0.0, b_largest, 1.0)
+            b_slope /= b_largest[None, :]
         if not PROMOTE:
             b_a = b_a.to(p_x.dtype.element_ty)
             b_slope = b_slope.to(p_x.dtype.element_ty)
@@ -390,7 +403,7 @@ def backward_apply_kernel(
             b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
             b_dx = _multiplied(b_t, b_slope, tl.zeros(b_x.shape, tl.float32), PRECISION)
             if HALF:
-                b_dx *= largest
+                b_dx *= b_largest[None, :]
             b_dx = _multiplied(b_g, b_a, b_dx, PRECISION)
         b_dx += b_shift[None, :]
         _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
