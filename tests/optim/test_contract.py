@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -423,7 +424,9 @@ def test_a_step_does_not_wait_for_the_device(make):
     grads = [torch.randn_like(p) for p in params]
     for p, grad in zip(params, grads, strict=True):
         p.grad = grad
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(2):
             optimizer.step()

@@ -19,6 +19,8 @@ CHANNELS = 64
 #: Tiles that a program with partial sums has at least, so that those stay small beside what they
 #: sum; and about as many as a program without them should have.
 TILES_TO_REDUCE, TILES_TO_MAP = 4, 6
+#: CUDA's limit for the second dimension of a grid.
+MOST_PROGRAMS = 2**16 - 1
 
 
 #: Triton's interpreter cannot multiply bfloat16, and multiplies float32 exactly in any case.
@@ -133,7 +135,7 @@ class Layout(NamedTuple):
         else:
             enough = triton.cdiv(wanted * self.multiprocessors, problems)
             programs = min(max(enough, tiles // TILES_TO_MAP), tiles)
-        return max(1, programs)
+        return max(1, min(programs, MOST_PROGRAMS))
 
     def tuning(self, name: str) -> Tuning:
         """How a kernel runs best on this layout, by what was measured on an H200 for groups of 64:

@@ -165,7 +165,9 @@ def _whitening(
     assert isinstance(recurrence, Recurrence)
     short = plan.operation.method == "newton" and len(recurrence.steps) <= SHORT
     exact = x.dtype == torch.float32 and lay.precision == "tf32x3"
-    forward = backward = "float16x3" if short and not exact else "tf32x3"
+    # Full whitening amplifies the rounding of its products; small ones can afford float32's own.
+    accurate = "ieee" if padded(d) == 16 else "tf32x3"
+    forward = backward = "float16x3" if short and not exact else accurate
     if short and x.dtype == torch.bfloat16:
         backward = "float16"  # what is made of gradients in bfloat16 needs no more
     return _Small(
