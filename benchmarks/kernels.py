@@ -87,13 +87,16 @@ class Kernels:
         (block, *_) = self.plan.problem_shapes(*x.shape)[0]
         self.work = gpu.prepare(x, block, self.plan, recovery)
         self.run = self.work.run
+        self.y, self.dx = torch.empty_like(x), torch.empty_like(x)
+        # for relu backward reads the output; random numbers tell as much
+        kept = self.dy if args.act == "relu" else None
+        self.back = gpu.prepare(x, block, self.plan, recovery, kept)
         statistics, (w, memo) = gpu.analyze(self.work, self.plan)
         saved = Saved(None, statistics.mean, statistics.cov, w, memo)
         self.problem = next(unpack(saved, self.plan, *x.shape))
         self.grads = gpu.differentiate(
-            self.work, self.dy, self.problem, recovery, self.plan, self.run.m
+            self.back, self.dy, self.problem, recovery, self.plan, self.run.m
         )
-        self.y, self.dx = torch.empty_like(x), torch.empty_like(x)
         lay = self.run.lay
         most = max(PROGRAMS["moments"] + PROGRAMS["sums"]) * lay.multiprocessors
         parts = 1 + most // lay.problems  # that programs of any tuning may leave
@@ -109,12 +112,13 @@ class Kernels:
         steps["root"] = lambda: run.root(self.total, mean, p.cov, w, memo, *[self.total] * 3)  # type: ignore[misc]
         steps["apply"] = self.launch("apply")
         steps["sums"] = self.launch("sums")
-        if run.sum_sums is not None:
-            steps["sum of sums"] = lambda: run.sum_sums(self.total)  # type: ignore[misc]
+        back = self.back.run
+        if back.sum_sums is not None:
+            steps["sum of sums"] = lambda: back.sum_sums(self.total)  # type: ignore[misc]
         weight, _ = self.work.parameters()
         outputs = [torch.empty_like(weight), torch.empty_like(weight)]
         outputs += [torch.empty_like(t) for t in (g.a, g.slope, g.shift)]
-        steps["gradients"] = lambda: run.gradients(  # type: ignore[misc]
+        steps["gradients"] = lambda: back.gradients(  # type: ignore[misc]
             self.total, p.cov, p.w, p.memo, weight, *outputs
         )
         steps["backward_apply"] = self.launch("backward_apply")
@@ -125,7 +129,8 @@ class Kernels:
         return lambda: launcher(*tensors)
 
     def launcher(self, name: str, tuning=None):
-        usual = getattr(self.run, name)
+        backward = name in ("sums", "backward_apply")
+        usual = getattr(self.back.run if backward else self.run, name)
         if tuning is None:
             return usual
         return self.run.lay.launcher(KERNELS[name], usual.constants, tuning)
@@ -138,7 +143,7 @@ class Kernels:
         if name == "apply":
             return x, self.y, p.w, p.mean, *affine, x
         if name == "sums":
-            return x, self.dy, p.mean, self.total, p.w, *affine, x, x
+            return x, self.dy, p.mean, self.total, p.w, *affine, self.dy, x
         return x, self.dy, self.dx, g.a, g.slope, p.mean, g.shift, p.w, *affine
 
     def outcome(self, name: str, tuning=None) -> Tensor:

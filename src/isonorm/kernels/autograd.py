@@ -77,10 +77,12 @@ def _surroundings(x: Tensor) -> AbstractContextManager:
     return stack
 
 
-def _backward(dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan):
+def _backward(
+    dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan, has_residual: bool
+):
     recovery = recovery_of(weight, bias, color)
     with _surroundings(x):
-        return explicit.backward(dy, dmean, dcov, x, recovery, saved, plan, extra)
+        return explicit.backward(dy, dmean, dcov, x, recovery, saved, plan, extra, has_residual)
 
 
 def is_batched(grad: Tensor | None) -> bool:
@@ -160,15 +162,15 @@ class _Explicit(torch.autograd.Function):
         x, weight, bias, color, extra, *saved = ctx.saved_tensors
         if dy is None and dmean is None and dcov is None:
             return (None,) * 7
+        has_residual = ctx.residual_dtype is not None
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
-            has_residual = ctx.residual_dtype is not None
             inner = differentiable_backward(
                 dy, dmean, dcov, x, weight, bias, color, extra, ctx.plan, has_residual
             )
             return *_as_inputs(ctx, *inner), None
         dy = torch.zeros_like(x) if dy is None else dy
         dx, dgain, dbias, g = _backward(
-            dy, dmean, dcov, x, weight, bias, color, extra, Saved(*saved), ctx.plan
+            dy, dmean, dcov, x, weight, bias, color, extra, Saved(*saved), ctx.plan, has_residual
         )
         dweight, dcolor = (dgain, None) if color is None else (None, dgain)
         return *_as_inputs(ctx, dx, dweight, dbias, dcolor, dy if g is None else g), None
@@ -250,17 +252,22 @@ def _run_backward(
     cov: Tensor,
     w: Tensor,
     memo: Tensor,
+    has_residual: bool,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     saved = Saved(count if count.numel() else None, mean, cov, w, memo)
-    grads = _backward(dy, dmean, dcov, x, weight, bias, color, extra, saved, Plan.decode(plan))
+    given = (dy, dmean, dcov, x, weight, bias, color, extra)
+    grads = _backward(*given, saved, Plan.decode(plan), has_residual)
     return tuple(x.new_empty(0) if g is None else g for g in grads)  # type: ignore[return-value]
 
 
-def _fake_backward(dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, plan):
+def _fake_backward(
+    dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, has_residual, plan
+):
     first = color if color is not None else weight
     like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
-    return torch.empty_like(x), like(first), like(bias), like(None if extra is None else x)
+    through = x if has_residual and Plan.decode(plan).act else None
+    return torch.empty_like(x), like(first), like(bias), like(through)
 
 
 _backward_op = register("isonorm::normalize_backward", _run_backward, _fake_backward)
@@ -278,17 +285,17 @@ def _op_backward(ctx, *grads):
     dy, _, dmean, dcov, *_ = grads
     x, weight, bias, color, extra, *saved = ctx.saved_tensors
     given = (dy, dmean, dcov, x, weight, bias, color, extra)
+    plan, has_residual = Plan.decode(ctx.plan), ctx.residual_dtype is not None
     if torch.is_grad_enabled():
-        plan, has_residual = Plan.decode(ctx.plan), ctx.residual_dtype is not None
         return _as_inputs(ctx, *differentiable_backward(*given, plan, has_residual))
-    dx, dgain, dbias, g = _backward_op(*given, *saved, ctx.plan)
+    dx, dgain, dbias, g = _backward_op(*given, *saved, has_residual, ctx.plan)
     return _as_inputs(
         ctx,
         dx,
         None if weight is None else dgain,
         None if bias is None else dbias,
         None if color is None else dgain,
-        dy if extra is None else g,
+        g if has_residual and plan.act else dy,
     )
 
 

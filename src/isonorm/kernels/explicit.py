@@ -108,13 +108,12 @@ def _walkable(t: Tensor, x: Tensor, plan: Plan) -> Tensor:
 
 
 def extra_to_save(plan: Plan, y: Tensor, residual: Tensor | None) -> Tensor | None:
-    """What tells the input of the activation, besides x, where a residual went into it.
-
-    For relu y does, which whoever uses it keeps anyway; without a residual, x alone does.
+    """What tells the derivative of the activation, besides x: for relu the output, which whoever
+    uses it keeps anyway; else the residual, if there is one.
     """
-    if residual is None or not plan.act:
-        return None
-    return y if plan.act == "relu" else residual
+    if plan.act == "relu":
+        return y
+    return residual if plan.act else None
 
 
 def backward(
@@ -126,16 +125,17 @@ def backward(
     saved: Saved,
     plan: Plan,
     extra: Tensor | None = None,
+    has_residual: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Steps 4 to 6: dx, the gradient of the recovery's weight or color, that of its bias, and,
-    given the ``extra`` of forward, that of the residual.
+    """Steps 4 to 6: dx, the gradient of the recovery's weight or color, that of its bias, and that
+    of the residual, unless it is dy. ``extra`` is what ``extra_to_save`` has kept.
 
     ``dmean`` and ``dcov`` are the gradients of the statistics themselves, for losses that use them.
     The parameters' gradients stay sums over this rank, as data parallelism expects; dx uses sums
     over all of them.
     """
     steps, dtype = _steps(plan.backend), working_dtype(x)
-    g = None if extra is None else torch.empty_like(x)
+    g = torch.empty_like(x) if has_residual and plan.act else None
     whole, x = x, _dense(x, plan)
     problems = list(unpack(saved, plan, *x.shape))
     dy = _walkable(flat(dy), x, plan)

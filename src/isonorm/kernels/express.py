@@ -79,7 +79,10 @@ def settle(
     from .gpu.express import Express
     from .gpu.passes import Kinds
 
-    kinds = Kinds(*(None if t is None else t.dtype for t in (weight, bias, residual)))
+    weight_dtype, bias_dtype, residual_dtype = (
+        None if t is None else t.dtype for t in (weight, bias, residual)
+    )
+    kinds = Kinds(weight_dtype, bias_dtype, residual_dtype)
     return Express(x, plan, kinds, averaged)
 
 
@@ -177,17 +180,21 @@ def _train_backward(
     bias: Tensor | None,
     extra: Tensor | None,
     keep: Tensor,
+    has_residual: bool,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    express = _remembered(x, weight, bias, extra, Plan.decode(plan))
+    # Of a residual its presence alone matters here, and for silu its dtype, which is extra's.
+    stand_in = (x if extra is None else extra) if has_residual else None
+    express = _remembered(x, weight, bias, stand_in, Plan.decode(plan))
     dx, dweight, dbias, g = express.backward(dy, x, weight, bias, extra, keep)
     found = (dx, _as(weight, dweight), _as(bias, dbias), g)
     return tuple([x.new_empty(0) if t is None else t for t in found])  # type: ignore[return-value]
 
 
-def _fake_train_backward(dy, x, weight, bias, extra, keep, plan):
+def _fake_train_backward(dy, x, weight, bias, extra, keep, has_residual, plan):
     like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
-    return torch.empty_like(x), like(weight), like(bias), like(None if extra is None else x)
+    through = x if has_residual and Plan.decode(plan).act else None
+    return torch.empty_like(x), like(weight), like(bias), like(through)
 
 
 _train_backward_op = register("isonorm::train_backward", _train_backward, _fake_train_backward)
@@ -203,16 +210,18 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _op_backward(ctx, dy, _):
     x, weight, bias, extra, keep = ctx.saved_tensors
-    has_residual = ctx.residual_dtype is not None
+    plan, has_residual = Plan.decode(ctx.plan), ctx.residual_dtype is not None
     if torch.is_grad_enabled():
         dx, dweight, dbias, _, dresidual = differentiable_backward(
-            dy, None, None, x, weight, bias, None, extra, Plan.decode(ctx.plan), has_residual
+            dy, None, None, x, weight, bias, None, extra, plan, has_residual
         )
         return _for_inputs(ctx, dx, dweight, dbias, dresidual)
-    dx, dweight, dbias, g = _train_backward_op(dy, x, weight, bias, extra, keep, ctx.plan)
+    dx, dweight, dbias, g = _train_backward_op(
+        dy, x, weight, bias, extra, keep, has_residual, ctx.plan
+    )
     dweight = None if weight is None else dweight
     dbias = None if bias is None else dbias
-    return _for_inputs(ctx, dx, dweight, dbias, dy if extra is None else g)
+    return _for_inputs(ctx, dx, dweight, dbias, g if has_residual and plan.act else dy)
 
 
 def _for_inputs(ctx, dx, dweight, dbias, dresidual):

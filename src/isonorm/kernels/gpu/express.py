@@ -51,7 +51,9 @@ class Express:
         self.plan = plan
         self.stride, self.device = whole.stride(), whole.get_device()
         self.run: Pass = find_pass(x, block, plan, kinds)
-        self.back: Pass = find_pass(x, block, plan, _kinds_of_backward(kinds, plan, x.dtype))
+        kinds = _kinds_of_backward(kinds, plan, x.dtype)
+        self.through = kinds.through
+        self.back: Pass = find_pass(x, block, plan, kinds)
         run, back = self.run, self.back
         assert run.root is not None and back.gradients is not None
         self.root: Launcher = run.root if averaged is None else averaging(run.root, *averaged)
@@ -64,7 +66,8 @@ class Express:
         vector, square = run.b * run.d, run.b * run.d * run.d
         self.kept = plan.kept(x.shape[0], x.shape[1], x.shape[2], x.device)
         self.num_parts = run.moments.grid[1] * run.lay.row
-        self.scratch = Packing(back.sums.grid[1] * run.lay.row, square, square, vector)
+        self.num_parts_of_sums = back.sums.grid[1] * run.lay.row
+        self.scratch = Packing(square, square, vector)
 
     def forward(
         self,
@@ -89,6 +92,7 @@ class Express:
             _go(self.root, stream, p_parts, mean, cov, w, *running)
         else:
             _go(self.root, stream, p_parts, mean, cov, w, memo, *running)
+        del parts, p_parts, running  # what is asked for from here on may have their memory
         y = torch.empty_like(x)
         p_weight = p_x if weight is None else at(weight)
         p_bias = p_x if bias is None else at(bias)
@@ -105,23 +109,26 @@ class Express:
         extra: Tensor | None,
         keep: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """dx, dγ, dβ and, given the ``extra`` of forward, the residual's gradient."""
+        """dx, dγ, dβ, and the residual's gradient, unless it is dy."""
         run = self.back
         if dy.stride() != self.stride:
             dy = torch.empty_like(x).copy_(dy)
+        sums = x.new_empty(self.num_parts_of_sums, dtype=torch.float32)
         scratch = x.new_empty(self.scratch.size, dtype=torch.float32)
         dweight = x.new_empty(run.gain_shape, dtype=torch.float32)
         dbias = x.new_empty(run.gain_shape, dtype=torch.float32)
         stream, at = self._way(self.backward_kernels, x, weight, bias, extra, dy)
         p_x, p_dy = at(x), at(dy)
         mean, cov, w, memo = _places(self.kept, keep, stream)
-        parts, a, slope, shift = _places(self.scratch, scratch, stream)
+        a, slope, shift = _places(self.scratch, scratch, stream)
+        parts = at(sums)
         p_weight = p_x if weight is None else at(weight)
         p_bias = p_x if bias is None else at(bias)
-        g, p_extra, p_g = None, p_x, p_x
-        if extra is not None:
+        g, p_g = None, p_x
+        if self.through:
             g = torch.empty_like(x)
-            p_extra, p_g = at(extra), at(g)
+            p_g = at(g)
+        p_extra = p_x if extra is None else at(extra)
         _go(run.sums, stream, p_x, p_dy, mean, parts, w, p_weight, p_bias, p_extra, p_g)
         if run.sum_sums is not None:
             _go(run.sum_sums, stream, parts)
@@ -130,6 +137,7 @@ class Express:
             _go(self.gradients, stream, parts, w, *gained)
         else:
             _go(self.gradients, stream, parts, cov, w, memo, *gained)
+        del sums, parts
         dx = torch.empty_like(x)
         p_dy = p_dy if g is None else p_g
         _go(
@@ -155,10 +163,9 @@ class Express:
 
 
 def _kinds_of_backward(kinds: Kinds, plan: Plan, dtype: torch.dtype) -> Kinds:
-    """With what ``explicit.extra_to_save`` keeps of a residual: for relu, the output."""
-    if kinds.extra is None or not plan.act:
-        return kinds._replace(extra=None)
-    return kinds._replace(extra=dtype) if plan.act == "relu" else kinds
+    """With what ``explicit.extra_to_save`` keeps: for relu, the output."""
+    kept = {"": None, "relu": dtype, "silu": kinds.extra}[plan.act]
+    return kinds._replace(extra=kept, through=kinds.extra is not None and plan.act != "")
 
 
 def _present(*launchers: Launcher | None) -> tuple[Launcher, ...]:

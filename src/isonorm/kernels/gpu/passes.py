@@ -60,11 +60,14 @@ class Pass(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """What a pass has besides its input, by dtype: γ, β, and a residual or what stands for it."""
+    """What a pass has besides its input, by dtype: γ, β, and a residual or what backward keeps of
+    the activation (``explicit.extra_to_save``).
+    """
 
     weight: torch.dtype | None
     bias: torch.dtype | None
     extra: torch.dtype | None
+    through: bool = False  # whether step 4 keeps act′(s)·dy, for the residual and for step 6
 
 
 def find_pass(x: Tensor, block: Block, plan: Plan, kinds: Kinds) -> Pass:
@@ -94,9 +97,10 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
     affine: Constants = gain | {"BIAS": kinds.bias is not None}
     fused: Constants = affine | {"ACT": plan.act}
     # A residual's gradient has been through the activation when step 6 sees it.
-    remade: Constants = affine | {"ACT": "" if kinds.extra is not None else plan.act}
+    remade: Constants = affine | {"ACT": "" if kinds.through else plan.act}
     moments = lay.launcher("moments_kernel", {"CENTER": plan.operation.centers})
-    sums = lay.launcher("backward_sums_kernel", fused | {"EXTRA": kinds.extra is not None})
+    read: Constants = {"EXTRA": kinds.extra is not None, "THROUGH": kinds.through}
+    sums = lay.launcher("backward_sums_kernel", fused | read)
     return Pass(
         lay=lay,
         b=b,

@@ -53,7 +53,9 @@ def prepare(
 ) -> Work:
     weight = recovery.weight if isinstance(recovery, Affine) else None  # Γ is part of the matrix
     weight, bias = (None if t is None else t.contiguous() for t in (weight, recovery.bias))
-    kinds = Kinds(*(None if t is None else t.dtype for t in (weight, bias, extra)))
+    kinds = Kinds(
+        *(None if t is None else t.dtype for t in (weight, bias, extra)), through=g is not None
+    )
     run = find_pass(x, block, plan, kinds)
     if block.groups * block.size != x.shape[1]:
         weight, bias = (None if t is None else t[block.channels] for t in (weight, bias))

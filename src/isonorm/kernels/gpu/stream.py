@@ -14,9 +14,10 @@ PROMOTE multiplies 16-bit input as float32: full whitening stretches the smalles
 with them whatever rounding the operands of its products had.
 
 ACT, an activation after the normalization, and a residual added before it act on tiles that are in
-registers anyway. The backward kernels make the activation's input s again from x, by the forward's
-own products, rather than read it; with a residual, they read the one tensor that tells, p_extra: y
-for relu, which the next layer keeps anyway, the residual itself for silu.
+registers anyway. Of the activation's input s backward needs the derivative. Step 4 reads what tells
+it, p_extra: for relu y, which the next layer keeps anyway, for silu a residual, with which it makes
+s again from x by the forward's own products. Step 6 makes it again, too, unless step 4 has left
+what went THROUGH, which is the residual's gradient.
 
 ALIGN and WIDTH are powers of two that divide the channels' stride and an image's positions: numbers
 are passed without them, so that the compiler sees how wide it may load.
@@ -299,11 +300,11 @@ def backward_sums_kernel(
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    EXTRA: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, THROUGH: tl.constexpr,
+    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, the residual's gradient, which is kept."""
+    """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
     i_global, i_own, m_channel, o_channel = _features(
@@ -334,7 +335,7 @@ def backward_sums_kernel(
                 ).to(tl.float32)
                 b_s = b_s + b_extra if REMAKE else b_extra
             b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
-            if EXTRA:
+            if THROUGH:
                 _store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_first += _summed_apart(b_dy.to(tl.float32), NEAR)
         if DIAG:
