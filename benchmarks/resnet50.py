@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=10, help="steps a repetition")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--eager-only", action="store_true")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--out", type=Path, default=Path("records/resnet50.json"))
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -95,7 +95,7 @@ def main() -> None:
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (args.batch,), device="cuda")
     rates: dict[str, float] = {}
-    for mode in ("eager",) if args.eager_only else MODES:
+    for mode in args.modes:
         for norm in NORMS:
             model = MODES[mode](network(norm, args.group_size).cuda())
             rate, loss = images_per_second(model, images, labels, args)

@@ -92,7 +92,7 @@ def check_backward(name, recovery, statistics):
     tensors, plan = arguments(name, recovery, requires_grad=False)
     y, *saved = torch.ops.isonorm.normalize(*tensors, None, plan.encode())
     dmean, dcov = (torch.randn_like(t) if statistics else None for t in saved[1:3])
-    inputs = (torch.randn_like(y), dmean, dcov, *tensors, None, *saved, plan.encode())
+    inputs = (torch.randn_like(y), dmean, dcov, *tensors, None, *saved, False, plan.encode())
     # It has no derivative of its own: a backward that is to be differentiated runs the reference.
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.isonorm.normalize_backward.default, inputs, test_utils=checks)
