@@ -68,14 +68,9 @@ def equilibrium(w: Tensor, v: Tensor, *, groups: int = 1, single_pass: bool = Fa
     >>> torch.allclose(normalized.clamp(max=0).sum((2, 3)) @ v, -torch.ones(4), atol=1e-5)
     True
     """
+    check_sums(w, v, groups)
     d, c, *positions = w.shape
     K = prod(positions)
-    if v.shape != (groups * c,) or d % groups:
-        raise ValueError(
-            f"a kernel of shape {tuple(w.shape)} in {groups} group(s) wants one v for each of "
-            f"{groups * c} input channels, and as many outputs in every group; got v of shape "
-            f"{tuple(v.shape)}."
-        )
     with no_autocast(w):
         dtype = torch.promote_types(working_dtype(w), v.dtype)
         w = w.reshape(d, c, K).to(dtype)
@@ -92,6 +87,17 @@ def equilibrium(w: Tensor, v: Tensor, *, groups: int = 1, single_pass: bool = Fa
         return Equilibrium(1 / _nonzero(positive, magnitude), b)
 
 
+def check_sums(w: Tensor, v: Tensor, groups: int) -> None:
+    """Refuses a v that is not one number for each input channel of a kernel (d, c, *)."""
+    d, c = w.shape[:2]
+    if v.shape != (groups * c,) or d % groups:
+        raise ValueError(
+            f"a kernel of shape {tuple(w.shape)} in {groups} group(s) wants one v for each of "
+            f"{groups * c} input channels, and as many outputs in every group; got v of shape "
+            f"{tuple(v.shape)}."
+        )
+
+
 def _usable(v: Tensor) -> Tensor:
     """v with a sum that can be divided by, for each row.
 
@@ -100,7 +106,7 @@ def _usable(v: Tensor) -> Tensor:
     """
     magnitude = v.abs().sum(-1, keepdim=True)
     v = torch.where(v.sum(-1, keepdim=True) <= CANCELLED * magnitude, v.abs(), v)
-    return torch.where(magnitude <= _negligible(v), 1.0, v)
+    return torch.where(magnitude <= negligible(v.dtype), 1.0, v)
 
 
 def _nonzero(positive: Tensor, magnitude: Tensor) -> Tensor:
@@ -108,12 +114,12 @@ def _nonzero(positive: Tensor, magnitude: Tensor) -> Tensor:
     kernel has no positive part to speak of; one where the kernel is zero.
     """
     positive = torch.where(positive <= CANCELLED * magnitude, magnitude / 2, positive)
-    return torch.where(magnitude <= _negligible(magnitude), 1.0, positive)
+    return torch.where(magnitude <= negligible(magnitude.dtype), 1.0, positive)
 
 
-def _negligible(t: Tensor) -> float:
+def negligible(dtype: torch.dtype) -> float:
     """What counts as zero: below any real input, and large enough to be squared in a derivative."""
-    return torch.finfo(t.dtype).eps ** 2
+    return torch.finfo(dtype).eps ** 2
 
 
 def normalize_kernel(

@@ -87,10 +87,9 @@ class _EquiConv(EquilibriumState, _ConvNd):
         """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium."""
         self._check_input(x)
         batch = x if x.dim() == len(self._positions) + 2 else x.unsqueeze(0)
-        v, r = self._measure(batch, 1, self._r_of_an_instance(batch.shape[2:]))
-        y = self._conv_forward(x, *self._kernel_and_bias(v))
-        if r is not None:
-            self._commit(v, r)
+        v, r, seen = self._measure(batch, 1, self._r_of_an_instance(batch.shape[2:]))
+        y = self._conv_forward(x, *self._kernel_and_bias(v, r))
+        self._commit(v, r, seen)
         return y
 
     def _r_of_an_instance(self, sizes: Sequence[int]) -> int:
@@ -230,10 +229,9 @@ class EquiLinear(EquilibriumState, _Kernel):
                 f"features in its last dimension; got shape {tuple(x.shape)}."
             )
         batch = x if x.dim() > 1 else x.unsqueeze(0)
-        v, r = self._measure(batch, batch.dim() - 1, prod(batch.shape[1:-1]))
-        y = F.linear(x, *self._kernel_and_bias(v))
-        if r is not None:
-            self._commit(v, r)
+        v, r, seen = self._measure(batch, batch.dim() - 1, prod(batch.shape[1:-1]))
+        y = F.linear(x, *self._kernel_and_bias(v, r))
+        self._commit(v, r, seen)
         return y
 
     def extra_repr(self) -> str:

@@ -15,13 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..functional import check_no_transform
 from ..layers.buffers import (
     WideBuffers,
-    average_batch,
     being_recomputed,
     check_momentum,
     wide_dtype,
 )
 from ..statistics import group_name, is_shared
-from .equilibrium import balance_signs_, input_sums, normalize_kernel, per_output
+from .balance import average_sums, balanced_kernel
+from .equilibrium import balance_signs_, input_sums, per_output
 
 
 class EquilibriumState(WideBuffers):
@@ -102,32 +102,42 @@ class EquilibriumState(WideBuffers):
 
     def _measure(
         self, batch: Tensor, channel: int, r_of_an_instance: int
-    ) -> tuple[Tensor, Tensor | int | None]:
-        """v_c/r of a batch, and r; in eval the running one, and None.
+    ) -> tuple[Tensor, int, bool | Tensor]:
+        """A batch's v_c, the r they are to be divided by, and whether there was anything to count;
+        in eval the running v_c/r, and 1.
 
         r counts the same instances as v: the first ``statistics_fraction`` of the batch.
         """
         if not self.training and self.running_v is not None:
-            return self.running_v, None
-        counted = batch[: first_of(batch.shape[0], self.statistics_fraction)]
-        v, r = input_sums(counted, channel), counted.shape[0] * r_of_an_instance
+            return self._settled_v(), 1, False
+        if self.statistics_fraction != 1:
+            batch = batch[: first_of(batch.shape[0], self.statistics_fraction)]
+        v, r = input_sums(batch, channel), batch.shape[0] * r_of_an_instance
         if not self.training or not is_shared(self.process_group):
-            return per_output(v, r)
+            return v, max(r, 1), r > 0
         check_no_transform()
-        return per_output(v, r, self.process_group)
+        v, total = per_output(v, r, self.process_group)
+        return v, 1, total > 0
 
-    def _kernel_and_bias(self, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        kernel = normalize_kernel(
-            self.weight, v, self.gamma, groups=self.groups, single_pass=self.single_pass
+    def _settled_v(self) -> Tensor:
+        """The running v_c/r of now: training may move it before a backward needs it."""
+        assert self.running_v is not None
+        return self.running_v.clone()
+
+    def _kernel_and_bias(self, v: Tensor, r: int) -> tuple[Tensor, Tensor | None]:
+        kernel = balanced_kernel(
+            self.weight, v, r, self.gamma, groups=self.groups, single_pass=self.single_pass
         )
-        return kernel, None if self._shift is None else self._shift.to(kernel.dtype)
+        shift = self._shift
+        if shift is not None and shift.dtype != kernel.dtype:
+            shift = shift.to(kernel.dtype)
+        return kernel, shift
 
     @property
     def _shift(self) -> Tensor | None:
         return self.beta if self.affine else self.bias
 
-    @torch.no_grad()
-    def _commit(self, v: Tensor, r: Tensor | int) -> None:
+    def _commit(self, v: Tensor, r: int, seen: bool | Tensor) -> None:
         """Averages a batch's v_c/r into the running one: the only place that does.
 
         An empty batch, and the second forward of activation checkpointing, leave it as it was.
@@ -135,9 +145,8 @@ class EquilibriumState(WideBuffers):
         running, tracked = self.running_v, self.num_batches_tracked
         if not self.training or running is None or tracked is None or being_recomputed():
             return
-        seen = r > 0
         if isinstance(seen, Tensor) or seen:
-            average_batch(tracked, self.momentum, seen, [(running, v)])
+            average_sums(v, r, seen, self.momentum, running, tracked)
 
     def inference_map(self) -> tuple[Tensor, Tensor | None]:
         """(kernel, bias) of the plain layer that this one is in eval; differentiable in its
@@ -154,7 +163,7 @@ class EquilibriumState(WideBuffers):
                 f"{type(self).__name__} has no fixed map in eval: with track_running_stats=False "
                 "every batch is normalized by its own statistics."
             )
-        return self._kernel_and_bias(self.running_v)
+        return self._kernel_and_bias(self._settled_v(), 1)
 
     def fuse(self) -> nn.Module:
         """The plain layer that this one is in eval: an ``nn.Conv*d`` or ``nn.Linear`` of its own.
