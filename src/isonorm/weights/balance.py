@@ -53,7 +53,7 @@ def balanced_kernel(
         elif w.is_cpu and v.is_cpu and w.numel():
             check_sums(w, v, groups)
             return _Explicit.apply(w, v, gamma, form)  # type: ignore[return-value]
-    return normalize_kernel(w, v / r, gamma, groups=groups, single_pass=single_pass)
+    return _by_reference(w, v, gamma, Form(groups, single_pass, r))
 
 
 def _is_open(w: Tensor, v: Tensor, gamma: Tensor | None) -> bool:
@@ -80,17 +80,15 @@ def average_sums(
     tracked: Tensor,
 ) -> None:
     """Moves a running v/r towards a batch's, and counts the batch, in place."""
-    if _is_open(v, running, tracked) and seen is True and momentum is not None:
-        given = (v, running, tracked)
-        if _takes_kernels(v) and running.dtype is v.dtype is torch.float32:
-            device = v.get_device()
-            if all([t.is_contiguous() and t.get_device() == device for t in given]):
-                from .gpu import average
+    if seen is True and momentum is not None and _is_open(v, running, tracked):
+        both = running.is_contiguous() and running.get_device() == v.get_device()
+        if both and running.dtype is v.dtype is torch.float32 and _takes_kernels(v):
+            from .gpu import average
 
-                return average(v, r, momentum, running, tracked)
+            average(v, r, momentum, running, tracked)
+            return
     with torch.no_grad():
         average_batch(tracked, momentum, seen, [(running, v / r)])
-    return None
 
 
 def _takes_kernels(t: Tensor) -> bool:
@@ -104,23 +102,24 @@ def _settled(w: Tensor, v: Tensor, gamma: Tensor | None, form: Form) -> Balancin
     """The kernels for such tensors; None where they do not take them."""
     from .gpu import settle
 
-    scales = None if gamma is None else (gamma.dtype, gamma.shape, gamma.stride())
-    here = w.get_device()
-    if v.get_device() != here or (gamma is not None and gamma.get_device() != here):
+    here, scales = w.get_device(), None
+    if v.get_device() != here or not v.is_contiguous():
         return None
-    return settle(w.shape, w.stride(), w.dtype, (v.dtype, v.shape, v.stride()), scales, form, here)
+    if gamma is not None:
+        scales = gamma.dtype
+        if gamma.get_device() != here or gamma.numel() != w.shape[0] or not gamma.is_contiguous():
+            return None
+    return settle(w.shape, w.stride(), w.dtype, v.shape, v.dtype, scales, form, here)
 
 
 class _Explicit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, w, v, gamma, form: Form):
-        mean = v / form.r
-        found = explicit.forward(w, mean, gamma, form)
+        found = explicit.forward(w, v / form.r, gamma, form)
         ctx.form = form
         if found is None:
             ctx.save_for_backward(w, v, gamma)
-            options = {"groups": form.groups, "single_pass": form.single_pass}
-            return normalize_kernel(w, mean, gamma, **options)
+            return _by_reference(w, v, gamma, form)
         kernel, kept = found
         ctx.save_for_backward(w, v, gamma, *kept)
         return kernel
@@ -130,7 +129,7 @@ class _Explicit(torch.autograd.Function):
         (grad,) = grads
         w, v, gamma, *kept = ctx.saved_tensors
         if not kept or torch.is_grad_enabled() or is_batched(grad):
-            return _differentiated(grad, w, v, gamma, ctx.form)
+            return *_differentiated(ctx, grad), None
         dw, dv, dgamma = explicit.backward(grad, w, Kept(*kept), ctx.form.r)
         return dw, dv.to(v.dtype), None if gamma is None else dgamma.to(gamma.dtype), None
 
@@ -148,22 +147,23 @@ class _Kernels(torch.autograd.Function):
         (grad,) = grads
         w, v, gamma, kept = ctx.saved_tensors
         if torch.is_grad_enabled() or is_batched(grad):
-            return *_differentiated(grad, w, v, gamma, ctx.form), None
+            return *_differentiated(ctx, grad), None, None
         through_v = ctx.needs_input_grad[1]
         return *ctx.step.backward(grad, w, v, gamma, kept, through_v), None, None
 
 
-def _differentiated(grad: Tensor, w: Tensor, v: Tensor, gamma: Tensor | None, form: Form):
+def _by_reference(w: Tensor, v: Tensor, gamma: Tensor | None, form: Form) -> Tensor:
+    options = {"groups": form.groups, "single_pass": form.single_pass}
+    return normalize_kernel(w, v / form.r, gamma, **options)
+
+
+def _differentiated(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The same gradients by differentiating the reference: as a graph where one is wanted."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Aliases: a gradient asked of v itself would run on, through its history.
-        own = [None if t is None else t.view_as(t) for t in (w, v, gamma)]
-        w, v, gamma = own  # type: ignore[assignment]
-        kernel = normalize_kernel(
-            w, v / form.r, gamma, groups=form.groups, single_pass=form.single_pass
-        )
+        own = [None if t is None else t.view_as(t) for t in ctx.saved_tensors[:3]]
+        kernel = _by_reference(*own, ctx.form)  # type: ignore[arg-type]
     wanted = [t for t in own if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(kernel, wanted, grad, create_graph=create_graph))
-    found = [next(found) if t is not None and t.requires_grad else None for t in own]
-    return *found, None
+    grads = iter(torch.autograd.grad(kernel, wanted, grad, create_graph=create_graph))
+    return tuple(next(grads) if t is not None and t.requires_grad else None for t in own)

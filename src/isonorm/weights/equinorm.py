@@ -94,15 +94,13 @@ class _EquiConv(EquilibriumState, _ConvNd):
 
     def _r_of_an_instance(self, sizes: Sequence[int]) -> int:
         """Output positions × stride²: the share of each instance in the paper's r."""
-        padding = self._reversed_padding_repeated_twice[::-1]
-        both_sides = [a + b for a, b in zip(padding[::2], padding[1::2], strict=True)]
-        outputs = [
-            (size + pad - dilation * (kernel - 1) - 1) // stride + 1
-            for size, pad, dilation, kernel, stride in zip(
-                sizes, both_sides, self.dilation, self.kernel_size, self.stride, strict=True
-            )
-        ]
-        return prod(outputs) * prod(self.stride)
+        padding, share = self._reversed_padding_repeated_twice, 1  # the last dimension's come first
+        dilation, kernel, stride = self.dilation, self.kernel_size, self.stride
+        for i, size in enumerate(sizes):
+            padded = size + padding[-2 * i - 1] + padding[-2 * i - 2]
+            outputs = (padded - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+            share *= outputs * stride[i]
+        return share
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding

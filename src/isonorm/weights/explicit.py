@@ -1,7 +1,7 @@
 """The kernel in equilibrium and its gradients, written out: one line for each operation.
 
-With u = v_c/r, z = w + b, m = [w > 0] in the single pass or [z > 0] in the exact form, and sums over
-the channels and positions of an output:
+With u = v_c/r, z = w + b, m = [w > 0] in the single pass or [z > 0] in the exact form, and sums
+over the channels and positions of an output:
 
     b = −Σ u w / (K Σ u)        p = Σ u m z        kernel = (γ/p) z
 
@@ -11,8 +11,8 @@ and for a gradient G of the kernel, with ē = −γ Σ G z / p² and b̄ = (γ/p
     dw = (γ/p) G + (ē m + f) u,     f = −b̄ / (K Σ u)
     du = Σ (ē m + f) z              over outputs and positions
 
-That is the ordinary case. Where a fallback of ``equilibrium`` would act, ``forward`` gives None, and
-the reference is right. To know costs a look at two numbers: nothing on a CPU, where this runs.
+That is the ordinary case. Where a fallback of ``equilibrium`` might act, ``forward`` gives None,
+and the reference decides. To know costs a look at two numbers: nothing on a CPU, where this runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Form(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What backward needs, each with dimensions (groups, outputs of a group, channels, positions)."""
+    """What backward needs: (groups, outputs of a group, channels, positions) each."""
 
     u: Tensor
     z: Tensor
@@ -73,7 +73,7 @@ def forward(w: Tensor, v: Tensor, gamma: Tensor | None, form: Form) -> tuple[Ten
         return None
     scale = p.reciprocal() if gamma is None else gamma.view(groups, -1, 1, 1).to(dtype) / p
     slope = masked.sum((2, 3), keepdim=True)
-    kernel = (z * scale).view(w.shape).to(w.dtype)
+    kernel = (z * scale).reshape(w.shape).to(w.dtype)
     return kernel, Kept(u, z, mask, scale, p, slope, span)
 
 
@@ -87,4 +87,4 @@ def backward(grad: Tensor, w: Tensor, kept: Kept, r: int) -> tuple[Tensor, Tenso
     both = torch.where(mask, e + f, f)
     dw = (grad * scale).addcmul_(both, u)
     dv = (both * z).sum((1, 3)).div_(r)
-    return dw.view(w.shape).to(w.dtype), dv.view(-1), dgamma.view(-1)
+    return dw.reshape(w.shape).to(w.dtype), dv.view(-1), dgamma.view(-1)

@@ -22,7 +22,7 @@ from .equilibrium import CANCELLED, negligible
 from .explicit import Form
 
 #: Which of its cases p = 1/s was.
-ONE, POSITIVE, HALF = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+ONE, POSITIVE, HALF = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0)
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def balance_kernel(
     cancelled = positive <= CUT * terms
     zero = terms <= LEAST
     p = tl.where(zero, 1.0, tl.where(cancelled, terms / 2, positive))
-    case = tl.where(zero, ONE, tl.where(cancelled, HALF, POSITIVE)).to(tl.float32)
+    case = tl.where(zero, ONE, tl.where(cancelled, HALF, POSITIVE))
     # A NaN is neither cancelled nor zero, and stays one.
 
     scale = 1.0 / p
@@ -203,13 +203,13 @@ def average_kernel(p_v, p_running, p_tracked, inputs, rate, momentum, B: tl.cons
 
 
 #: The most elements of a tile, the elements for each warp, and the largest kernel in positions.
-TILE, PER_WARP, MOST_POSITIONS = 4096, 512, 1024
+TILE, PER_WARP, MOST_POSITIONS = 2048, 256, 1024
 
 
 class Balancing:
     """Forward and backward for one kind of kernel: w, the sums v and γ always alike."""
 
-    __slots__ = ("back", "back_without_v", "groups", "num_kept", "run")
+    __slots__ = ("back", "back_without_v", "groups", "kept", "parts", "run")
 
     def __init__(self, shape: torch.Size, channels_last: bool, affine: bool, form: Form) -> None:
         d, c = shape[:2]
@@ -223,7 +223,7 @@ class Balancing:
             "CUT": CANCELLED, "LEAST": negligible(torch.float32),
             "num_warps": max(1, min(8, BC * BK // PER_WARP)),
         }  # fmt: skip
-        self.groups, self.num_kept = form.groups, 3 * d
+        self.groups, self.kept, self.parts = form.groups, 3 * d, (d, c)
         self.run = Launcher(balance_kernel, (d,), numbers, constants)
         self.back, self.back_without_v = (
             Launcher(balance_backward_kernel, (d,), numbers, constants | {"THROUGH_V": through_v})
@@ -232,12 +232,18 @@ class Balancing:
 
     def forward(self, w: Tensor, v: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
         """γ·w″ in w's dtype, and what backward needs."""
-        kernel, kept = torch.empty_like(w), v.new_empty(self.num_kept)
+        kernel, kept = torch.empty_like(w), v.new_empty(self.kept)
         self.run(w, v, v if gamma is None else gamma, kernel, kept)
         return kernel, kept
 
     def backward(
-        self, grad: Tensor, w: Tensor, v: Tensor, gamma: Tensor | None, kept: Tensor, through_v: bool
+        self,
+        grad: Tensor,
+        w: Tensor,
+        v: Tensor,
+        gamma: Tensor | None,
+        kept: Tensor,
+        through_v: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The gradients by w, by the sums v_c if they are asked for, and by γ."""
         dw = torch.empty_like(w)
@@ -248,7 +254,7 @@ class Balancing:
         if not through_v:
             self.back_without_v(grad, w, v, given, kept, dw, dgamma, kept)
             return dw, None, found
-        parts = v.new_empty(w.shape[:2])
+        parts = v.new_empty(self.parts)
         self.back(grad, w, v, given, kept, dw, dgamma, parts)
         if self.groups == 1:
             return dw, parts.sum(0), found
@@ -263,24 +269,25 @@ def settle(
     shape: torch.Size,
     strides: tuple[int, ...],
     dtype: torch.dtype,
-    sums: tuple[torch.dtype, torch.Size, tuple[int, ...]],
-    scales: tuple[torch.dtype, torch.Size, tuple[int, ...]] | None,
+    sums: torch.Size,
+    sums_dtype: torch.dtype,
+    scales_dtype: torch.dtype | None,
     form: Form,
     device: int,
 ) -> Balancing | None:
-    """The kernels for weights like that, on a device, with v and γ of these dtypes, shapes and
-    strides; None where they do not take them.
+    """The kernels for weights, v and γ (or none) like that, on a device; None where they do not
+    take them.
     """
     d, c = shape[:2]
     w = torch.empty_strided(shape, strides, device="meta")
     first, last = w.is_contiguous(), w.movedim(1, -1).is_contiguous()
     if not (first or last) or w.numel() == 0 or shape[2:].numel() > MOST_POSITIONS:
         return None
-    if dtype not in _TAKEN or sums != (torch.float32, (form.groups * c,), (1,)):
+    if dtype not in _TAKEN or scales_dtype not in (None, *_TAKEN) or d % form.groups:
         return None
-    if scales is not None and (scales[0] not in _TAKEN or scales[1:] != ((d,), (1,))):
+    if sums_dtype is not torch.float32 or sums != (form.groups * c,):
         return None
-    return None if d % form.groups else Balancing(shape, not first, scales is not None, form)
+    return Balancing(shape, not first, scales_dtype is not None, form)
 
 
 @lru_cache(maxsize=1024)
