@@ -59,6 +59,19 @@ def _load_u(p_v, i_first, i_channel, m_channel, rate, flipped, empty):
 
 
 @triton.jit
+def _tile(
+    start, o_output, inputs, positions, sc, sk, BC: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """Some channels of an output's weights: index and mask, and mask and offsets of the tile."""
+    i_channel = start + tl.arange(0, BC)
+    i_position = tl.arange(0, BK)
+    m_channel = i_channel < inputs
+    m_tile = m_channel[:, None] & (i_position < positions)[None, :]
+    o_tile = o_output + i_channel[:, None] * sc + i_position[None, :] * sk
+    return i_channel, m_channel, m_tile, o_tile
+
+
+@triton.jit
 def balance_kernel(
     p_w, p_v, p_gamma, p_kernel, p_kept, outputs, inputs, positions, sc, sk, rate,
     BC: tl.constexpr, BK: tl.constexpr, GAMMA: tl.constexpr, SINGLE: tl.constexpr,
@@ -68,16 +81,14 @@ def balance_kernel(
     i_output = tl.program_id(0)
     i_first = (i_output // outputs) * inputs
     o_output = i_output.to(tl.int64) * inputs * positions
-    i_position = tl.arange(0, BK)
     total, magnitude, flipped, empty = _survey(p_v, i_first, inputs, rate, CUT, LEAST, BC)
 
     b_terms = tl.zeros((BC, BK), tl.float32)
     b_magnitudes = tl.zeros((BC, BK), tl.float32)
     for start in range(0, inputs, BC):
-        i_channel = start + tl.arange(0, BC)
-        m_channel = i_channel < inputs
-        m_tile = m_channel[:, None] & (i_position < positions)[None, :]
-        o_tile = o_output + i_channel[:, None] * sc + i_position[None, :] * sk
+        i_channel, m_channel, m_tile, o_tile = _tile(
+            start, o_output, inputs, positions, sc, sk, BC, BK
+        )
         b_u = _load_u(p_v, i_first, i_channel, m_channel, rate, flipped, empty)[:, None]
         b_w = tl.load(p_w + o_tile, mask=m_tile, other=0.0).to(tl.float32)
         b_terms += b_u * b_w
@@ -87,10 +98,9 @@ def balance_kernel(
 
     b_terms = tl.zeros((BC, BK), tl.float32)
     for start in range(0, inputs, BC):
-        i_channel = start + tl.arange(0, BC)
-        m_channel = i_channel < inputs
-        m_tile = m_channel[:, None] & (i_position < positions)[None, :]
-        o_tile = o_output + i_channel[:, None] * sc + i_position[None, :] * sk
+        i_channel, m_channel, m_tile, o_tile = _tile(
+            start, o_output, inputs, positions, sc, sk, BC, BK
+        )
         b_u = _load_u(p_v, i_first, i_channel, m_channel, rate, flipped, empty)[:, None]
         b_w = tl.load(p_w + o_tile, mask=m_tile, other=0.0).to(tl.float32)
         b_z = b_w + b
@@ -107,9 +117,9 @@ def balance_kernel(
     if GAMMA:
         scale = tl.load(p_gamma + i_output).to(tl.float32) / p
     for start in range(0, inputs, BC):
-        i_channel = start + tl.arange(0, BC)
-        m_tile = (i_channel < inputs)[:, None] & (i_position < positions)[None, :]
-        o_tile = o_output + i_channel[:, None] * sc + i_position[None, :] * sk
+        i_channel, m_channel, m_tile, o_tile = _tile(
+            start, o_output, inputs, positions, sc, sk, BC, BK
+        )
         b_w = tl.load(p_w + o_tile, mask=m_tile, other=0.0).to(tl.float32)
         tl.store(p_kernel + o_tile, ((b_w + b) * scale).to(p_kernel.dtype.element_ty), mask=m_tile)
     tl.store(p_kept + i_output * 3, b)
@@ -128,7 +138,6 @@ def balance_backward_kernel(
     i_output = tl.program_id(0)
     i_first = (i_output // outputs) * inputs
     o_output = i_output.to(tl.int64) * inputs * positions
-    i_position = tl.arange(0, BK)
     total, magnitude, flipped, empty = _survey(p_v, i_first, inputs, rate, CUT, LEAST, BC)
     b = tl.load(p_kept + i_output * 3)
     p = tl.load(p_kept + i_output * 3 + 1)
@@ -140,10 +149,9 @@ def balance_backward_kernel(
     b_g = tl.zeros((BC, BK), tl.float32)
     b_slope = tl.zeros((BC, BK), tl.float32)
     for start in range(0, inputs, BC):
-        i_channel = start + tl.arange(0, BC)
-        m_channel = i_channel < inputs
-        m_tile = m_channel[:, None] & (i_position < positions)[None, :]
-        o_tile = o_output + i_channel[:, None] * sc + i_position[None, :] * sk
+        i_channel, m_channel, m_tile, o_tile = _tile(
+            start, o_output, inputs, positions, sc, sk, BC, BK
+        )
         b_u = _load_u(p_v, i_first, i_channel, m_channel, rate, flipped, empty)[:, None]
         b_w = tl.load(p_w + o_tile, mask=m_tile, other=0.0).to(tl.float32)
         b_grad = tl.load(p_grad + o_tile, mask=m_tile, other=0.0).to(tl.float32)
@@ -164,10 +172,9 @@ def balance_backward_kernel(
     f = -(scale * tl.sum(tl.sum(b_g, 1), 0) + e * slope) / (positions * total)
 
     for start in range(0, inputs, BC):
-        i_channel = start + tl.arange(0, BC)
-        m_channel = i_channel < inputs
-        m_tile = m_channel[:, None] & (i_position < positions)[None, :]
-        o_tile = o_output + i_channel[:, None] * sc + i_position[None, :] * sk
+        i_channel, m_channel, m_tile, o_tile = _tile(
+            start, o_output, inputs, positions, sc, sk, BC, BK
+        )
         b_own = _load_u(p_v, i_first, i_channel, m_channel, rate, flipped, empty)
         b_u = b_own[:, None]
         b_w = tl.load(p_w + o_tile, mask=m_tile, other=0.0).to(tl.float32)
