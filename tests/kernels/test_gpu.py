@@ -23,6 +23,7 @@ from tests.kernels.checks import (
     check_edges,
     check_fused,
     check_fused_operators,
+    check_gradients_of_full_whitening,
     check_range_of_float16,
     check_twice_differentiated,
 )
@@ -111,6 +112,11 @@ def test_the_shortcut_compiled() -> None:
 @pytest.mark.gpu
 def test_edges() -> None:
     check_edges()
+
+
+@pytest.mark.gpu
+def test_gradients_of_full_whitening() -> None:
+    check_gradients_of_full_whitening()
 
 
 @pytest.mark.gpu

@@ -15,8 +15,8 @@ IMPORTS = """
 import torch
 from tests.kernels.checks import (
     COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_edges,
-    check_fused, check_fused_operators, check_range_of_float16, check_synchronized,
-    check_twice_differentiated
+    check_fused, check_fused_operators, check_gradients_of_full_whitening, check_range_of_float16,
+    check_synchronized, check_twice_differentiated
 )
 torch.manual_seed(0)
 """
@@ -67,6 +67,7 @@ check_compiled("aot_eager")
     "edges": """
 check_edges()
 check_range_of_float16()
+check_gradients_of_full_whitening()
 """,
 }
 

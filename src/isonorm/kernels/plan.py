@@ -20,8 +20,9 @@ from ..statistics import Statistics
 
 #: The largest group whose matrices fit the registers and shared memory of one program.
 FUSED_ROOT = 64
-#: The longest iterations that arrive before rounding matters in float32: see ``recurrence.Watch``.
-FUSED_STEPS = {"newton": 14, "polar": DEFAULT_STEPS}
+#: Iterations that kernels run: Newton's as long as they arrive before rounding matters in float32
+#: (see ``recurrence.Watch``), polar's where they arrive at all.
+FUSED_STEPS = {"newton": range(15), "polar": (DEFAULT_STEPS,)}
 
 
 #: Input shapes a plan remembers the problems of.
@@ -157,15 +158,14 @@ class Plan:
         root = self.root(d, device)
         if self.backend != "triton" or self.group or not isinstance(root, Recurrence):
             return False
-        return d <= FUSED_ROOT and len(root.steps) <= FUSED_STEPS[root.name]
+        return d <= FUSED_ROOT and len(root.steps) in FUSED_STEPS[root.name]
 
     def memo_shape(self, b: int, d: int, device: torch.device) -> tuple[int, ...]:
         root = self.root(d, device)
         if self.fuses_root(d, device):
             assert isinstance(root, Recurrence)
-            last, others = (2, 4) if root.name == "polar" else (1, 3)
             steps = len(root.steps)
-            return (others * (steps - 1) + last if steps else 0, b, d, d)
+            return (0 if root.name == "polar" or not steps else 3 * steps - 2, b, d, d)
         return (0,) if root is None else root.memo_shape(b, d)
 
     def kept(self, batch: int, channels: int, positions: int, device: torch.device) -> Packing:

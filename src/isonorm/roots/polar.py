@@ -3,7 +3,8 @@
 Each step applies the odd polynomial x·q(x²), q = a + b·t + c·t², that comes closest to 1 over the
 interval in which the singular values can still lie; its worst error defines the next interval. That
 greedy choice is optimal among all compositions of such steps (Amsel et al., "The Polar Express",
-2025; Grishina et al., CANS, 2025). Where the plain Newton step needs the small eigenvalues to grow
+2025; Grishina et al., CANS, 2025), and with a cushion, as the former have it, also kind to rounding
+errors. Where the plain Newton step needs the small eigenvalues to grow
 by 3/2 at a time, these grow them by up to 4 and more.
 
 The coefficients are generated here, for the requested number of steps, by equioscillation.
@@ -26,6 +27,11 @@ SPECTRAL_BOUND = 1e-6
 #: What is left free above the interval while it is wide: rounding puts an eigenvalue of 1
 #: beyond it, and from there the next steps would push it away.
 ROOM = 1e-4
+
+#: A step takes the interval to begin at this fraction of its end, if it begins below. Closest to 1
+#: over a wider one means to throw some eigenvalues far down, and rounding errors back up with them;
+#: this costs the smallest eigenvalues little of their growth, and no step.
+CUSHION = 0.1
 
 #: Enough for that bound: the error is then below float64 rounding.
 DEFAULT_STEPS = 8
@@ -62,13 +68,15 @@ class Polar(recurrence.Recurrence):
         return super().backward(dw.to(w.dtype), sigma, w, memo).to(dw.dtype)
 
 
-def minimax_steps(num_steps: int, bound: float = SPECTRAL_BOUND) -> tuple[Step, ...]:
+def minimax_steps(
+    num_steps: int, bound: float = SPECTRAL_BOUND, cushion: float = CUSHION
+) -> tuple[Step, ...]:
     """Coefficients of ``num_steps`` greedy minimax steps for eigenvalues in [bound, 1].
 
     >>> [round(x, 2) for x in minimax_steps(1, bound=0.25)[0]]
     [2.67, -3.28, 1.64]
     """
-    return _minimax_steps(num_steps, bound)
+    return _minimax_steps(num_steps, bound, cushion)
 
 
 # The compiler takes the answer for a constant, where it could not trace the search for it.
@@ -76,15 +84,16 @@ minimax_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache
-def _minimax_steps(num_steps: int, bound: float) -> tuple[Step, ...]:
+def _minimax_steps(num_steps: int, bound: float, cushion: float) -> tuple[Step, ...]:
     # The recurrence acts on eigenvalues, its polynomials on their square roots.
     low, high = bound**0.5, 1.0 + ROOM
     steps = []
     for _ in range(num_steps):
-        step = _minimax(low, high)
+        cushioned = max(low, cushion * high)
+        step = _minimax(cushioned, high)
         steps.append(step)
+        high = 2.0 - _value(step, cushioned)  # the worst error, on the other side of 1
         low = _value(step, low)
-        high = 2.0 - low  # the worst error, on the other side of 1
         if high - low > 0.1:
             high *= 1.0 + ROOM
     return tuple(steps)

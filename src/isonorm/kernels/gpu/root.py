@@ -2,8 +2,9 @@
 5).
 
 The mathematics is that of ``roots.recurrence``. All iterates of a group stay in registers and
-shared memory; what the backward pass needs of them goes to the memo: of step k Q_k and, for quintic
-steps, Z_k; and, except of the last, P_(k+1) and B_k.
+shared memory. What the backward pass needs of Newton's goes to the memo: of step k Q_k and, except
+of the last, P_(k+1) and B_k. Where the quintic steps of ``roots.polar`` have arrived at Σ^(-1/2),
+its derivative needs none of them.
 
 A product has three terms of the operands' high and low halves. In TF32 that is float32's accuracy
 to a few units in the last place, which full whitening and float32 input need: the iteration
@@ -199,26 +200,23 @@ def root_kernel(
         p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, WIDE, SPAN, CENTER
     )
     b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
-    SLOTS: tl.constexpr = 4 if QUINTIC else 3
-    SLOT_P: tl.constexpr = 2 if QUINTIC else 1
     T: tl.constexpr = len(STEPS) // 3
     b_p = b_eye
     if T > 0:
         b_q = _polynomial(b_z, b_eye, 0, STEPS, QUINTIC, PRECISION)
-        _keep(p_memo, 0, groups, size, o, m, b_q)
-        if QUINTIC:
-            _keep(p_memo, 1, groups, size, o, m, b_z)
+        if not QUINTIC:
+            _keep(p_memo, 0, groups, size, o, m, b_q)
         b_p = b_q
         if T > 1:
             for k in range(1, T):
                 b_b = _product(b_z, b_q, PRECISION)
                 b_z = _product(b_b, b_q, PRECISION)
-                _keep(p_memo, SLOTS * (k - 1) + SLOT_P, groups, size, o, m, b_p)
-                _keep(p_memo, SLOTS * (k - 1) + SLOT_P + 1, groups, size, o, m, b_b)
+                if not QUINTIC:
+                    _keep(p_memo, 3 * k - 2, groups, size, o, m, b_p)
+                    _keep(p_memo, 3 * k - 1, groups, size, o, m, b_b)
                 b_q = _polynomial(b_z, b_eye, k, STEPS, QUINTIC, PRECISION)
-                _keep(p_memo, SLOTS * k, groups, size, o, m, b_q)
-                if QUINTIC:
-                    _keep(p_memo, SLOTS * k + 1, groups, size, o, m, b_z)
+                if not QUINTIC:
+                    _keep(p_memo, 3 * k, groups, size, o, m, b_q)
                 b_p = _product(b_p, b_q, PRECISION)
     b_w = b_p / tl.sqrt(s)
     tl.store(p_w + o, b_w, mask=m)
@@ -231,6 +229,53 @@ def root_kernel(
         _move(p_running_mean + i_global, b_mean, m_channel, momentum)
         _move(p_running + o, b_cov * unbiased if AVERAGE == "covariance" else b_w, m, momentum)
         _count_batch(p_batches, i_group)
+
+
+@triton.jit
+def _derivative_of_steps(
+    p_memo, b_dz, groups, size, o, m, D: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr
+):
+    """That of P_T at Σ_N in the direction dZ, along Newton's recurrence."""
+    stride = groups.to(tl.int64) * size * size
+    T: tl.constexpr = len(STEPS) // 3
+    b_dp = tl.zeros((D, D), tl.float32)
+    for k in range(0, T):
+        b_dq = _coefficient(k, 1, STEPS) * b_dz
+        b_q = tl.load(p_memo + 3 * k * stride + o, mask=m, other=0.0)
+        if k == 0:
+            b_dp = b_dq
+        else:
+            b_p = tl.load(p_memo + (3 * k - 2) * stride + o, mask=m, other=0.0)
+            b_dp = _product(b_dp, b_q, PRECISION) + _product(b_p, b_dq, PRECISION)
+        if k + 1 < T:
+            b_b = tl.load(p_memo + (3 * k + 2) * stride + o, mask=m, other=0.0)
+            b_h = _product(b_b, b_dq, PRECISION)
+            b_dz = _product(_product(b_q, b_dz, PRECISION), b_q, PRECISION)
+            b_dz += b_h + tl.trans(b_h)
+    return b_dp
+
+
+#: Newton steps that bring the roots of all eigenvalues down to ``polar.SPECTRAL_BOUND`` to 1.
+LYAPUNOV_STEPS = tl.constexpr(18)
+
+
+@triton.jit
+def _derivative_of_inverse_root(b_sigma, b_w, b_dz, diagonal, PRECISION: tl.constexpr):
+    """That of Σ_N^(-1/2) at Σ_N in the direction dZ: −W·Y·W, where SY + YS = dZ and S = Σ_N·W.
+
+    The polynomials' own derivative would be exact, too, but in float32 not accurate: what they
+    throw up and down it does twice. Newton's steps to the matrix sign of (S dZ; 0 −S) give Y,
+    since that is (I 2Y; 0 −I), and let every eigenvalue of S grow to 1 and none fall.
+    """
+    b_s = _product(b_sigma, b_w, PRECISION)
+    b_s = 0.5 * (b_s + tl.trans(b_s))
+    for _ in range(LYAPUNOV_STEPS):
+        b_t = _product(b_s, b_dz, PRECISION)
+        b_q = tl.where(diagonal, 1.5, 0.0) - 0.5 * _product(b_s, b_s, PRECISION)
+        b_c = 0.5 * (b_t - tl.trans(b_t))
+        b_dz = _product(b_dz, b_q, PRECISION) - _product(b_s, b_c, PRECISION)
+        b_s = _product(b_s, b_q, PRECISION)
+    return -0.5 * _product(_product(b_w, b_dz, PRECISION), b_w, PRECISION)
 
 
 @triton.jit
@@ -264,32 +309,14 @@ def root_backward_kernel(
 
     b_cov = tl.load(p_cov + o, mask=m, other=0.0)
     b_sigma, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
-    SLOTS: tl.constexpr = 4 if QUINTIC else 3
-    SLOT_P: tl.constexpr = 2 if QUINTIC else 1
-    stride = groups.to(tl.int64) * size * size
     b_dz = 0.5 * (b_dw + tl.trans(b_dw))
     size_of_gradient = tl.max(tl.max(tl.abs(b_dz), 1), 0)
     size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)
     b_dz /= size_of_gradient
-    T: tl.constexpr = len(STEPS) // 3
-    b_dp = tl.zeros((D, D), tl.float32)
-    for k in range(0, T):
-        b_dq = _coefficient(k, 1, STEPS) * b_dz
-        if QUINTIC:
-            b_z = tl.load(p_memo + (SLOTS * k + 1) * stride + o, mask=m, other=0.0)
-            b_zdz = _product(b_z, b_dz, PRECISION)
-            b_dq += _coefficient(k, 2, STEPS) * (b_zdz + tl.trans(b_zdz))
-        b_q = tl.load(p_memo + SLOTS * k * stride + o, mask=m, other=0.0)
-        if k == 0:
-            b_dp = b_dq
-        else:
-            b_p = tl.load(p_memo + (SLOTS * (k - 1) + SLOT_P) * stride + o, mask=m, other=0.0)
-            b_dp = _product(b_dp, b_q, PRECISION) + _product(b_p, b_dq, PRECISION)
-        if k + 1 < T:
-            b_b = tl.load(p_memo + (SLOTS * k + SLOT_P + 1) * stride + o, mask=m, other=0.0)
-            b_h = _product(b_b, b_dq, PRECISION)
-            b_dz = _product(_product(b_q, b_dz, PRECISION), b_q, PRECISION)
-            b_dz += b_h + tl.trans(b_h)
+    if QUINTIC:
+        b_dp = _derivative_of_inverse_root(b_sigma, b_w * tl.sqrt(s), b_dz, diagonal, PRECISION)
+    else:
+        b_dp = _derivative_of_steps(p_memo, b_dz, groups, size, o, m, D, STEPS, PRECISION)
     b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
     through = tl.sum(tl.sum(b_grad * b_sigma, 1), 0) + inner
     if FROBENIUS:
