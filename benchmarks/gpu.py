@@ -203,12 +203,16 @@ def main() -> None:
     args.bandwidth = copy_bandwidth()
     print(f"copy bandwidth {args.bandwidth / 1e12:.2f} TB/s, {args.dtype}, group {args.group_size}")
     shapes = [tuple(map(int, s.split(","))) for s in args.shapes] if args.shapes else RESNET50
-    rows = []
+    rows: list[dict] = []
+    where = hardware() | {"gpu": torch.cuda.get_device_name()}
+    arguments = {key: value for key, value in vars(args).items() if key != "out"}
+    record = {"hardware": where, "versions": versions(), "arguments": arguments, "rows": rows}
     for layout in args.layouts:
         for c, h in shapes:
             shape = (args.batch, c, h, h)
             rows.append(measure(shape, layout, getattr(torch, args.dtype), TOLERANCE[key], args))
             print_row(rows[-1])
+            write(record | {"complete": False}, args.out)  # nothing is lost if the rest is
             torch.compiler.reset()
             torch.cuda.empty_cache()
         mine = [r for r in rows if r["layout"] == layout]
@@ -219,11 +223,7 @@ def main() -> None:
             ratios = [r["iternorm"]["us"] / b for r, b in zip(mine, best, strict=True)]
             summary += f", {geometric_mean(ratios):.2f} x the faster, worst {max(ratios):.2f}"
         print(summary, flush=True)
-    where = hardware() | {"gpu": torch.cuda.get_device_name()}
-    arguments = {key: value for key, value in vars(args).items() if key != "out"}
-    write(
-        {"hardware": where, "versions": versions(), "arguments": arguments, "rows": rows}, args.out
-    )
+    write(record | {"complete": True}, args.out)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,10 @@ def main() -> None:
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (args.batch,), device="cuda")
     rates: dict[str, float] = {}
+    where = hardware() | {"gpu": torch.cuda.get_device_name()}
+    arguments = {name: value for name, value in vars(args).items() if name != "out"}
+    record = {"hardware": where, "versions": versions(), "arguments": arguments}
+    record["images_per_second"] = rates
     for mode in args.modes:
         for norm in NORMS:
             model = MODES[mode](network(norm, args.group_size).cuda())
@@ -103,16 +107,14 @@ def main() -> None:
                 sys.exit(f"{mode} {norm} diverged: loss {loss}; its speed does not count.")
             rates[f"{mode} {norm}"] = rate
             print(f"{mode:21} {norm:15} {rate:7.0f} images/s, loss {loss:.2f}", flush=True)
+            write(record | {"complete": False}, args.out)  # nothing is lost if the rest is
             del model
             torch.compiler.reset()
             torch.cuda.empty_cache()
         for norm in ("iternorm", "iternorm, fused"):
             ratio = rates[f"{mode} {norm}"] / rates[f"{mode} batchnorm"]
             print(f"{mode}: {norm} runs at {ratio:.3f} x BatchNorm's rate", flush=True)
-    where = hardware() | {"gpu": torch.cuda.get_device_name()}
-    arguments = {name: value for name, value in vars(args).items() if name != "out"}
-    record = {"hardware": where, "versions": versions(), "arguments": arguments}
-    write(record | {"images_per_second": rates}, args.out)
+    write(record | {"complete": True}, args.out)
 
 
 if __name__ == "__main__":

@@ -63,9 +63,10 @@ def check(folder: Path) -> None:
 
 def _begin(context: typer.Context) -> Measuring:
     words = context.params
+    out = Path(words["out"])  # some versions of typer leave it a string here
     if words["resume"] is not None:
         options.refuse_other_words(context)
-        measuring = read(words["resume"], _find)
+        measuring = read(Path(words["resume"]), _find)
         if words["recipe"] not in ("", measuring.recipe.name):
             raise ValueError(
                 f"{words['resume']} is a run of {measuring.recipe.name}, not of {words['recipe']}."
@@ -85,7 +86,7 @@ def _begin(context: typer.Context) -> Measuring:
         scale=scale,
         seeds=words["seeds"] or (1 if quick else recipe.seeds),
         machine=machine,
-        folder=records.create_run_folder(words["out"], recipe.name + "-quick" * quick, started),
+        folder=records.create_run_folder(out, recipe.name + "-quick" * quick, started),
         started=started,
         only=tuple(words["only"] or ()),
     )
