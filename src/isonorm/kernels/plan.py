@@ -165,7 +165,8 @@ class Plan:
         if self.fuses_root(d, device):
             assert isinstance(root, Recurrence)
             steps = len(root.steps)
-            return (0 if root.name == "polar" or not steps else 3 * steps - 2, b, d, d)
+            newton = steps if steps < 2 else 3 * steps - 4
+            return (0 if root.name == "polar" else newton, b, d, d)
         return (0,) if root is None else root.memo_shape(b, d)
 
     def kept(self, batch: int, channels: int, positions: int, device: torch.device) -> Packing:

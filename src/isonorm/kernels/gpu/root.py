@@ -2,9 +2,9 @@
 5).
 
 The mathematics is that of ``roots.recurrence``. All iterates of a group stay in registers and
-shared memory. What the backward pass needs of Newton's goes to the memo: of step k Q_k and, except
-of the last, P_(k+1) and B_k. Where the quintic steps of ``roots.polar`` have arrived at Σ^(-1/2),
-its derivative needs none of them.
+shared memory. What the backward pass needs of Newton's goes to the memo: all Q_k, then P_k from P_2
+on (P_1 is Q_0), then B_k from B_1 on, without the last (B_0 is made again). Where the quintic steps
+of ``roots.polar`` have arrived at Σ^(-1/2), its derivative needs none of them.
 
 A product has three terms of the operands' high and low halves. In TF32 that is float32's accuracy
 to a few units in the last place, which full whitening and float32 input need: the iteration
@@ -212,11 +212,11 @@ def root_kernel(
                 b_b = _product(b_z, b_q, PRECISION)
                 b_z = _product(b_b, b_q, PRECISION)
                 if not QUINTIC:
-                    _keep(p_memo, 3 * k - 2, groups, size, o, m, b_p)
-                    _keep(p_memo, 3 * k - 1, groups, size, o, m, b_b)
+                    _keep(p_memo, T + k - 2, groups, size, o, m & (k > 1), b_p)
+                    _keep(p_memo, 2 * T + k - 4, groups, size, o, m & (k > 1), b_b)
                 b_q = _polynomial(b_z, b_eye, k, STEPS, QUINTIC, PRECISION)
                 if not QUINTIC:
-                    _keep(p_memo, 3 * k, groups, size, o, m, b_q)
+                    _keep(p_memo, k, groups, size, o, m, b_q)
                 b_p = _product(b_p, b_q, PRECISION)
     b_w = b_p / tl.sqrt(s)
     tl.store(p_w + o, b_w, mask=m)
@@ -232,26 +232,35 @@ def root_kernel(
 
 
 @triton.jit
+def _next_direction(b_b, b_q, b_dz, b_dq, PRECISION: tl.constexpr):
+    """That of Z ← B·Q = Z·Q²."""
+    b_h = _product(b_b, b_dq, PRECISION)
+    return _product(_product(b_q, b_dz, PRECISION), b_q, PRECISION) + b_h + tl.trans(b_h)
+
+
+@triton.jit
 def _derivative_of_steps(
-    p_memo, b_dz, groups, size, o, m, D: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr
-):
+    p_memo, b_sigma, b_dz, groups, size, o, m,
+    D: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """That of P_T at Σ_N in the direction dZ, along Newton's recurrence."""
     stride = groups.to(tl.int64) * size * size
     T: tl.constexpr = len(STEPS) // 3
     b_dp = tl.zeros((D, D), tl.float32)
-    for k in range(0, T):
-        b_dq = _coefficient(k, 1, STEPS) * b_dz
-        b_q = tl.load(p_memo + 3 * k * stride + o, mask=m, other=0.0)
-        if k == 0:
-            b_dp = b_dq
-        else:
-            b_p = tl.load(p_memo + (3 * k - 2) * stride + o, mask=m, other=0.0)
+    if T > 0:
+        b_dp = _coefficient(0, 1, STEPS) * b_dz
+    if T > 1:
+        b_q = tl.load(p_memo + o, mask=m, other=0.0)
+        b_dz = _next_direction(_product(b_sigma, b_q, PRECISION), b_q, b_dz, b_dp, PRECISION)
+        for k in range(1, T):
+            b_dq = _coefficient(k, 1, STEPS) * b_dz
+            b_q = tl.load(p_memo + k * stride + o, mask=m, other=0.0)
+            slot = tl.where(k == 1, 0, T + k - 2)
+            b_p = tl.load(p_memo + slot * stride + o, mask=m, other=0.0)
             b_dp = _product(b_dp, b_q, PRECISION) + _product(b_p, b_dq, PRECISION)
-        if k + 1 < T:
-            b_b = tl.load(p_memo + (3 * k + 2) * stride + o, mask=m, other=0.0)
-            b_h = _product(b_b, b_dq, PRECISION)
-            b_dz = _product(_product(b_q, b_dz, PRECISION), b_q, PRECISION)
-            b_dz += b_h + tl.trans(b_h)
+            if k + 1 < T:
+                b_b = tl.load(p_memo + (2 * T + k - 3) * stride + o, mask=m, other=0.0)
+                b_dz = _next_direction(b_b, b_q, b_dz, b_dq, PRECISION)
     return b_dp
 
 
@@ -316,8 +325,10 @@ def root_backward_kernel(
     if QUINTIC:
         b_dp = _derivative_of_inverse_root(b_sigma, b_w * tl.sqrt(s), b_dz, diagonal, PRECISION)
     else:
-        b_dp = _derivative_of_steps(p_memo, b_dz, groups, size, o, m, D, STEPS, PRECISION)
+        b_dp = _derivative_of_steps(p_memo, b_sigma, b_dz, groups, size, o, m, D, STEPS, PRECISION)
     b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
+    tl.debug_barrier()  # so that Σ is read again here, rather than in registers all the while
+    b_sigma = (tl.load(p_cov + o, mask=m, other=0.0) + tl.where(diagonal & m, eps, 0.0)) / s
     through = tl.sum(tl.sum(b_grad * b_sigma, 1), 0) + inner
     if FROBENIUS:
         b_grad -= through * b_sigma

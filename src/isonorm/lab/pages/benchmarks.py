@@ -16,6 +16,7 @@ _TITLES = {
     "folding": "ResNet-50 in inference, norms folded away",
     "gpu-bfloat16": "Whitening layers on a GPU, bfloat16",
     "gpu-dbn16": "DBN in groups of 16 on a GPU",
+    "gpu-dbn64": "DBN in groups of 64 on a GPU",
     "gpu-float32-high": "Whitening layers on a GPU, float32",
     "mnist-large-batch": "Large batches of MNIST with LARS, LAMB and LANS",
     "mnist-normalizations": "Normalizations of activations and of weights on MNIST",
