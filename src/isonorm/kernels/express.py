@@ -28,10 +28,12 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_open(x: Tensor) -> bool:
-    """Whether nothing around asks for the general way: another device or implementation, a
-    compiler, a transform, a tensor that is more than one.
+    """Whether nothing around asks for the general way: another device or implementation, no Triton,
+    a compiler, a transform, a tensor that is more than one.
     """
     if torch.compiler.is_compiling() or not (x.is_cuda or kernels.INTERPRETING):
+        return False
+    if not kernels.HAS_TRITON:
         return False
     if type(x) not in _PLAIN or kernels.requested() not in ("auto", "triton"):
         return False
