@@ -99,6 +99,23 @@ def check_what_changes() -> None:
         layer(torch.randn(1, 8, device=DEVICE))
 
 
+def check_saved_tensors() -> None:
+    """Hooks on saved tensors may give them back in another format, as save_on_cpu does with pinned
+    memory.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.contiguous, lambda t: t)
+    for act in (None, "relu", "silu"):
+        layer = isonorm.IterNorm(4, group_size=2, act=act, device=DEVICE)
+        x, dy, residual = make((5, 4, 3, 2), torch.float32)
+        leaves = [x.requires_grad_(), layer.weight, layer.bias]
+        want = torch.autograd.grad(layer(x, residual), leaves, dy)
+        with hooks:
+            y = layer(x, residual)
+        assert any(layer._answers.values()), "the shortcut was not taken"
+        for g, w in zip(torch.autograd.grad(y, leaves, dy), want, strict=True):
+            torch.testing.assert_close(g, w)
+
+
 def check_transforms() -> None:
     """Higher derivatives, checkpointing and torch.func see the same function."""
     layer = isonorm.IterNorm(4, group_size=2, momentum=1.0, device=DEVICE)

@@ -31,6 +31,7 @@ from tests.kernels.shortcut_checks import (
     LAYERS,
     check_compiled,
     check_operators,
+    check_saved_tensors,
     check_shortcut,
     check_transforms,
     check_what_changes,
@@ -95,6 +96,11 @@ def test_the_shortcut_is_the_general_way(number, dtype, layout) -> None:
 @pytest.mark.gpu
 def test_the_shortcut_sees_what_changes() -> None:
     check_what_changes()
+
+
+@pytest.mark.gpu
+def test_the_shortcut_with_hooks_on_saved_tensors() -> None:
+    check_saved_tensors()
 
 
 @pytest.mark.gpu

@@ -111,8 +111,9 @@ class Express:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """dx, dγ, dβ, and the residual's gradient, unless it is dy."""
         run = self.back
-        if dy.stride() != self.stride:
-            dy = torch.empty_like(x).copy_(dy)
+        # Hooks on saved tensors may give them back in another format, as save_on_cpu does.
+        x, dy = self._walkable(x), self._walkable(dy)
+        extra = None if extra is None else self._walkable(extra)
         sums = x.new_empty(self.num_parts_of_sums, dtype=torch.float32)
         scratch = x.new_empty(self.scratch.size, dtype=torch.float32)
         dweight = x.new_empty(run.gain_shape, dtype=torch.float32)
@@ -145,6 +146,12 @@ class Express:
             p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias,
         )  # fmt: skip
         return dx, dweight, dbias, g
+
+    def _walkable(self, t: Tensor) -> Tensor:
+        """Kernels walk every activation by the same strides."""
+        if t.stride() == self.stride:
+            return t
+        return torch.empty_strided(t.shape, self.stride, dtype=t.dtype, device=t.device).copy_(t)
 
     def _way(self, launchers: tuple[Launcher, ...], *given: Tensor | None):
         """The stream, and how to speak of tensors: by address where all kernels are compiled and
