@@ -99,6 +99,53 @@ def check_what_changes() -> None:
         layer(torch.randn(1, 8, device=DEVICE))
 
 
+def check_what_is_replaced() -> None:
+    """Parameters and buffers of other shapes and strides, another operation, a subclass: whatever
+    the general way makes of them, after steps by the shortcut.
+    """
+    x, *_ = make((6, 8, 5, 3), torch.float32)
+
+    def trained(kind=isonorm.IterNorm, **options):
+        layer = kind(8, group_size=4, device=DEVICE, **options)
+        layer(x)
+        assert any(layer._answers.values()) == (kind is isonorm.IterNorm)
+        return layer
+
+    layer = trained()
+    twice = torch.stack([layer.running_mean, layer.running_mean], 1)
+    layer.running_mean = twice[:, 0]
+    layer(x)
+    want = trained()
+    want(x)
+    torch.testing.assert_close(layer.running_mean, want.running_mean)
+    assert torch.equal(twice[:, 1], trained().running_mean), "the gaps are someone else's"
+
+    layer = trained()
+    layer.operation = isonorm.operation.whiten("newton", 1)
+    torch.testing.assert_close(layer(x), trained(num_iters=1)(x))
+
+    layer = trained()
+    layer.weight = torch.nn.Parameter(torch.ones(4, device=DEVICE))
+    with pytest.raises(ValueError, match="weight must have shape"):
+        layer(x)
+    layer = trained()
+    layer.running_mean = torch.zeros(2, device=DEVICE)
+    with pytest.raises(RuntimeError, match="size"):
+        layer(x)
+    for name, value in (("act", "tanh"), ("eps", -1.0)):
+        layer = trained()
+        setattr(layer, name, value)
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            layer(x)
+
+    class Doubled(isonorm.IterNorm):
+        @property
+        def recovery(self):
+            return isonorm.recovery.Affine(2 * self.weight, self.bias)
+
+    torch.testing.assert_close(trained(Doubled)(x), 2 * trained()(x))
+
+
 def check_saved_tensors() -> None:
     """Hooks on saved tensors may give them back in another format, as save_on_cpu does with pinned
     memory.

@@ -35,6 +35,7 @@ from tests.kernels.shortcut_checks import (
     check_shortcut,
     check_transforms,
     check_what_changes,
+    check_what_is_replaced,
 )
 
 
@@ -96,6 +97,7 @@ def test_the_shortcut_is_the_general_way(number, dtype, layout) -> None:
 @pytest.mark.gpu
 def test_the_shortcut_sees_what_changes() -> None:
     check_what_changes()
+    check_what_is_replaced()
 
 
 @pytest.mark.gpu

@@ -57,6 +57,7 @@ for number in range(len(LAYERS)):
     dtype = (torch.float32, torch.float16)[number % 2]
     check_shortcut(number, dtype, ("nchw", "channels_last")[number // 2 % 2])
 check_what_changes()
+check_what_is_replaced()
 check_saved_tensors()
 check_transforms()
 """,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..area import flat_shape
+from ..functional import check_options, check_recovery
 from ..kernels import choose, express
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
@@ -44,14 +45,14 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
     key = (
         x.shape, x.stride(), x.dtype, x.get_device(), torch.get_float32_matmul_precision(),
         norm.momentum, norm.eps, norm.act, norm.running, norm.check_finite, norm.process_group,
-        norm.training, *_kind(weight), *_kind(bias), averages is None, residual is None,
+        norm.training, norm.operation, *_kind(weight), *_kind(bias),
+        averages is None, residual is None,
     )  # fmt: skip
     if averages is not None:
         mean, matrix, batches = averages
-        key += mean.dtype, mean.get_device(), matrix.dtype, matrix.get_device()
-        key += batches.dtype, batches.get_device()
+        key += (*_kind(mean), *_kind(matrix), *_kind(batches))
     if residual is not None:
-        key += residual.shape, residual.stride(), *_kind(residual)
+        key += residual.shape, *_kind(residual)
     answers = norm._answers
     found = answers.get(key, _UNKNOWN)
     if found is _UNKNOWN:
@@ -64,7 +65,10 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
 
 
 def _kind(tensor: Tensor | None) -> tuple:
-    return (None,) if tensor is None else (tensor.dtype, tensor.get_device(), tensor.stride())
+    if tensor is None:
+        return (None,)
+    # Of what lies without gaps the size and the strides tell the shape, in less time than it takes.
+    return tensor.numel(), tensor.stride(), tensor.dtype, tensor.get_device()
 
 
 def _averages(norm: Normalize) -> Averages:
@@ -96,7 +100,7 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
     """The plan of a layer that this way fits."""
     if norm._recovery_class not in (None, Affine):
         return None
-    if type(norm).commit is not RunningTransform.commit:
+    if not _is_as_written(norm):
         return None
     if "weight" not in norm._parameters or "bias" not in norm._parameters:
         return None  # made of other parameters
@@ -104,9 +108,23 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
         return None
     if choose(norm.operation, norm.area, x).backend != "triton":
         return None
+    check_options(norm.eps, norm.act)
+    check_recovery(norm.recovery, norm.area, x.shape[1])
     act = "" if norm.act is None or norm.act == "identity" else norm.act
     plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act)
     return plan if express.fits(x, *_parameters(norm), residual, plan) else None
+
+
+def _is_as_written(norm: Normalize) -> bool:
+    """Whether no subclass, and nobody's assignment, has changed what this way does by itself."""
+    from .normalize import Normalize
+
+    kind = type(norm)
+    return (
+        kind.commit is RunningTransform.commit
+        and kind.recovery is Normalize.recovery
+        and "commit" not in norm.__dict__
+    )
 
 
 def _parameters(norm: Normalize) -> tuple[Tensor | None, Tensor | None]:
@@ -121,6 +139,10 @@ def _averaging(norm: Normalize, x: Tensor, averages: Averages) -> Averaging | No
         return None
     mean, matrix, batches = averages
     floats = mean.dtype == matrix.dtype == torch.float32 and batches.dtype == torch.int64
+    if mean.shape != (norm._num_means,) or batches.numel() != 1:
+        return None
+    if matrix.shape != (norm._num_problems, norm._size, norm._size):
+        return None
     if not floats or any(t.device != x.device or not t.is_contiguous() for t in averages):
         return None
     count = x.numel() // x.shape[1]
