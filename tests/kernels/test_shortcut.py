@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 import isonorm
 from isonorm import kernels
@@ -21,3 +23,21 @@ def test_a_gpu_without_triton_trains_by_the_general_way(monkeypatch) -> None:
     layer = isonorm.IterNorm(4, group_size=2)
     layer(torch.randn(8, 4))
     assert int(layer.num_batches_tracked) == 1
+
+
+def test_every_supported_compiler_traces_the_shortcut(monkeypatch) -> None:
+    """Without a GPU to run what it finds."""
+    monkeypatch.setattr(kernels, "INTERPRETING", True)
+    monkeypatch.setattr(kernels, "HAS_TRITON", True)
+    found: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, _) -> None:
+        found.extend(str(node.target) for node in graph.graph.nodes)
+        raise NotImplementedError("nothing runs here")
+
+    torch.compiler.reset()
+    layer = torch.compile(isonorm.IterNorm(8, group_size=4), fullgraph=True, backend=look)
+    with pytest.raises(BackendCompilerFailed, match="nothing runs here"):
+        layer(torch.randn(6, 8, 5, 3))
+    torch.compiler.reset()
+    assert "isonorm.train" in found

@@ -86,7 +86,8 @@ class Packing:
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + (size + 3) // 4 * 4)
-        self.parts = tuple(zip(starts, sizes, strict=False))
+        # Strictly: the compiler of torch 2.8 refuses unequal lengths in any case.
+        self.parts = tuple(zip(starts[:-1], sizes, strict=True))
         self.size = starts[-1]
 
     def cut(self, tensor: Tensor) -> list[Tensor]:
