@@ -79,8 +79,13 @@ def check_what_changes() -> None:
     layer.momentum = 0.0
     layer(x)
     assert torch.equal(layer.running_cov, cov) and int(layer.num_batches_tracked) == 2
-    layer.momentum = None  # a cumulative average: only the general way has it
+    layer.momentum = 1.0  # the batch's own, whatever was before
+    layer.running_mean.fill_(1e9)
     layer(x)
+    torch.testing.assert_close(layer.running_mean, x.mean((0, 2, 3)))
+    mean = layer.running_mean.clone()
+    layer.momentum = None  # a cumulative average: only the general way has it
+    layer(2 * x)
     assert not torch.equal(layer.running_mean, mean)
     shifted = torch.randn(x.numel() + 1, device=DEVICE)[1:].view(6, 8, 5, 3)  # not aligned to 16
     for odd in (shifted, x[:, :, ::2], x.expand(6, 8, 5, 3)[:1]):

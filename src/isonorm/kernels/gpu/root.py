@@ -141,9 +141,13 @@ def statistics_kernel(
 
 @triton.jit
 def _move(p_running, b_new, m, momentum):
-    """A running average towards a batch's value."""
+    """A running average towards a batch's value; as torch's lerp_ from the nearer end, so that a
+    momentum of 1 leaves nothing of the old.
+    """
     b_old = tl.load(p_running, mask=m, other=0.0)
-    tl.store(p_running, b_old + momentum * (b_new - b_old), mask=m)
+    b_way = b_new - b_old
+    near_old, near_new = b_old + momentum * b_way, b_new - (1.0 - momentum) * b_way
+    tl.store(p_running, tl.where(momentum < 0.5, near_old, near_new), mask=m)
 
 
 @triton.jit
