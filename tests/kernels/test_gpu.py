@@ -184,6 +184,20 @@ def test_offsets_beyond_two_to_the_31() -> None:
     assert (y[-32:].double() - want).norm() / want.norm() < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_operators_run_on_a_gpu_that_is_not_the_current_one() -> None:
+    layer = isonorm.IterNorm(8, group_size=4, device="cuda:1")
+    x, dy = torch.randn(2, 6, 8, 5, 3, device="cuda:1")
+    found = []
+    for run in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        y = run(leaf)
+        found.append((y, *torch.autograd.grad(y, [leaf, layer.weight, layer.bias], dy)))
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
 def test_groups_as_features_have_the_limit_of_float32(monkeypatch) -> None:
     """Their recovery follows the kernels, which then work in float32."""
     monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)

@@ -55,7 +55,7 @@ def _check_devices(x: Tensor, *others: Tensor | None) -> None:
 
 
 def _forward(x, weight, bias, color, residual, plan: Plan) -> tuple[Tensor | None, ...]:
-    with _surroundings(x):
+    with surroundings(x):
         y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan, residual)
     return (y, *saved)
 
@@ -63,7 +63,7 @@ def _forward(x, weight, bias, color, residual, plan: Plan) -> tuple[Tensor | Non
 _NOTHING = nullcontext()
 
 
-def _surroundings(x: Tensor) -> AbstractContextManager:
+def surroundings(x: Tensor) -> AbstractContextManager:
     """No autocast, and the input's GPU as the current one; at no cost where all is so already."""
     if x.is_meta:
         return _NOTHING
@@ -81,7 +81,7 @@ def _backward(
     dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan, has_residual: bool
 ):
     recovery = recovery_of(weight, bias, color)
-    with _surroundings(x):
+    with surroundings(x):
         return explicit.backward(dy, dmean, dcov, x, recovery, saved, plan, extra, has_residual)
 
 

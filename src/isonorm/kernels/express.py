@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from .. import kernels
 from ..area import flat_shape
-from .autograd import differentiable_backward, is_batched, register
+from .autograd import differentiable_backward, is_batched, register, surroundings
 from .explicit import extra_to_save
 from .plan import Plan
 
@@ -164,7 +164,8 @@ def _train(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: str
 ) -> tuple[Tensor, Tensor]:
     express = _remembered(x, weight, bias, residual, Plan.decode(plan))
-    return express.forward(x, weight, bias, residual, None)
+    with surroundings(x):  # eager steps are let in on the current GPU alone, operators on any
+        return express.forward(x, weight, bias, residual, None)
 
 
 def _fake_train(x, weight, bias, residual, plan):
@@ -188,7 +189,8 @@ def _train_backward(
     # Of a residual its presence alone matters here, and for silu its dtype, which is extra's.
     stand_in = (x if extra is None else extra) if has_residual else None
     express = _remembered(x, weight, bias, stand_in, Plan.decode(plan))
-    dx, dweight, dbias, g = express.backward(dy, x, weight, bias, extra, keep)
+    with surroundings(x):
+        dx, dweight, dbias, g = express.backward(dy, x, weight, bias, extra, keep)
     found = (dx, _as(weight, dweight), _as(bias, dbias), g)
     return tuple([x.new_empty(0) if t is None else t for t in found])  # type: ignore[return-value]
 
