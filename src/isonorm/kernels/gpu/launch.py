@@ -98,8 +98,8 @@ def _driver_launch() -> Any:
 
 
 def _is_plain(compiled: Any) -> bool:
-    """Whether a kernel needs nothing but its parameters: no memory beside them, no clusters, no
-    hook of a profiler; and whether this version of Triton tells all that.
+    """Whether a kernel needs nothing but its parameters: no memory beside them, nor a profiler's,
+    no clusters, no grid that meets; and whether this version of Triton tells all that.
     """
     if _driver_launch() is None or torch.version.hip is not None:
         return False
