@@ -278,7 +278,8 @@ def _derivative_of_inverse_root(b_sigma, b_w, b_dz, diagonal, PRECISION: tl.cons
 
     The polynomials' own derivative would be exact, too, but in float32 not accurate: what they
     throw up and down it does twice. Newton's steps to the matrix sign of (S dZ; 0 −S) give Y,
-    since that is (I 2Y; 0 −I), and let every eigenvalue of S grow to 1 and none fall.
+    since that is (I 2Y; 0 −I), and let every eigenvalue of S grow to 1 and none fall. Those below
+    the bound do not get there: their directions' share stays finite, and smaller than it is.
     """
     b_s = _product(b_sigma, b_w, PRECISION)
     b_s = 0.5 * (b_s + tl.trans(b_s))
