@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +21,14 @@ settings.load_profile("repo")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _compiler_as_it_was() -> Iterator[None]:
+    """A monitor that a test leaves open runs everything eagerly, also what other tests compile."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("default")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

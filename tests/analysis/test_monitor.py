@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 from io import BytesIO, StringIO
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import isonorm
 from isonorm.analysis import Monitor, condition, drift
@@ -267,3 +269,15 @@ def test_a_file_that_cannot_be_written_leaves_no_hooks_and_no_open_files(tmp_pat
     with pytest.raises(OSError):
         Monitor(model, every=1, jsonl=tmp_path / "a.jsonl", tensorboard=tmp_path / "file" / "tb")
     assert hooks(model) == 0
+
+
+def test_a_monitor_that_is_dropped_leaves_compiled_code_as_it_was():
+    counter = CompileCounter()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    monitor = Monitor(model, every=1)
+    torch.compile(model, backend=counter)(torch.randn(2, 3))
+    assert counter.frame_count == 0, "a look sees the modules themselves"
+    del monitor, model
+    gc.collect()
+    torch.compile(torch.nn.Linear(3, 3), backend=counter)(torch.randn(2, 3))
+    assert counter.frame_count == 1

@@ -150,6 +150,11 @@ class Monitor:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # Whoever drops a monitor without closing it must not be left without compiled code.
+        if getattr(self, "_uncompiled", None) is not None:
+            self._detach()
+
     def _close_sinks(self) -> None:
         while self._sinks:
             self._sinks.pop().close()
