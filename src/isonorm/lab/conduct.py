@@ -20,6 +20,9 @@ def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Exper
     """Do every training that has no result yet. Ctrl-C keeps what there is, and its checkpoints."""
     experiment.status = "running"
     run_files.write(experiment, fabric)
+    if fabric.is_global_zero:  # an interruption may have come between a result and this
+        for trial in experiment.results:
+            experiment.checkpoint(trial).unlink(missing_ok=True)
     if experiment.machine.jobs > 1:
         trainings = side_by_side(experiment, progress)
     else:
