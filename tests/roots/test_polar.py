@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,14 @@ import torch
 from torch import Tensor
 
 from isonorm.roots import polar
-from isonorm.roots.polar import CUSHION, DEFAULT_STEPS, SPECTRAL_BOUND, Polar, minimax_steps
+from isonorm.roots.polar import (
+    CUSHION,
+    DEFAULT_STEPS,
+    SPECTRAL_BOUND,
+    Polar,
+    cubic_steps,
+    minimax_steps,
+)
 from isonorm.roots.recurrence import Step
 
 #: How much wider than needed a step's interval may be: room for rounding at its upper end.
@@ -108,6 +116,41 @@ def composition(values: Tensor, steps: tuple[Step, ...]) -> Tensor:
     for a, b, c in steps:
         x = a * x + b * x**3 + c * x**5
     return x / values.sqrt()
+
+
+def test_cubic_steps_arrive_in_float32_from_the_bound_on():
+    values = torch.logspace(-6, 0, 2001, dtype=torch.float64)
+    whitened = values.sqrt() * composition(values, cubic_steps())
+    assert (whitened - 1).abs().max() < 1e-6
+
+
+def test_no_cubic_comes_closer_to_one():
+    low, high = 0.3, 1.0
+    a, b, _ = polar._closest_cubic(low, high)
+    x = torch.linspace(low, high, 2001, dtype=torch.float64)
+    powers, coefficients = torch.stack([x, x**3], dim=-1), torch.tensor([a, b]).double()
+    best = (1 - powers @ coefficients).abs().amax()
+    moves = torch.randn(2, 500, dtype=torch.float64) * torch.logspace(-5, 0, 500)
+    worse = (1 - powers @ (coefficients.unsqueeze(-1) + moves)).abs().amax(0)
+    assert (worse >= best - 1e-6).all()
+
+
+@pytest.mark.parametrize("condition", [1, 1e2, 1e4])
+@pytest.mark.parametrize("d", [2, 16, 64])
+def test_cubic_steps_solve_a_lyapunov_equation(d, condition):
+    """As the kernels do it, in float32: S is the root of Σ/‖Σ‖_F."""
+    values = torch.logspace(0, -math.log10(condition), d, dtype=torch.float64)
+    roots = (values / values.norm()).sqrt()
+    q, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
+    direction = torch.randn(d, d, dtype=torch.float64)
+    direction = direction + direction.mT
+    exact = q @ ((q.mT @ direction @ q) / (roots[:, None] + roots)) @ q.mT
+    s, e = ((q * roots) @ q.mT).float(), direction.float()
+    for a, b, _ in cubic_steps():
+        t = s @ e
+        x = 0.5 * a * e + b * s @ (t - 0.5 * t.mT)
+        s, e = s @ (a * torch.eye(d) + b * s @ s), x + x.mT
+    assert (e / 2 - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
 def lowest(cushion: float) -> float:

@@ -36,6 +36,10 @@ CUSHION = 0.1
 #: Enough for that bound: the error is then below float64 rounding.
 DEFAULT_STEPS = 8
 
+#: Of the cubics that solve a Lyapunov equation, in float32: enough for its accuracy, and a cushion
+#: that costs one step and keeps it.
+CUBIC_STEPS, CUBIC_CUSHION = 12, 0.3
+
 
 class Polar(recurrence.Recurrence):
     """Σ^(-1/2) by ``num_iters`` minimax steps on Σ/‖Σ‖_F."""
@@ -76,7 +80,14 @@ def minimax_steps(
     >>> [round(x, 2) for x in minimax_steps(1, bound=0.25)[0]]
     [2.67, -3.28, 1.64]
     """
-    return _minimax_steps(num_steps, bound, cushion)
+    return _minimax_steps(num_steps, bound, cushion, 5)
+
+
+def cubic_steps() -> tuple[Step, ...]:
+    """The same with c = 0, for the equation SY + YS = E with S² = Σ/‖Σ‖_F: see
+    ``docs/mathematics.md``.
+    """
+    return _minimax_steps(CUBIC_STEPS, SPECTRAL_BOUND, CUBIC_CUSHION, 3)
 
 
 # The compiler takes the answer for a constant, where it could not trace the search for it.
@@ -84,13 +95,14 @@ minimax_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache
-def _minimax_steps(num_steps: int, bound: float, cushion: float) -> tuple[Step, ...]:
+def _minimax_steps(num_steps: int, bound: float, cushion: float, degree: int) -> tuple[Step, ...]:
+    closest = _closest_quintic if degree == 5 else _closest_cubic
     # The recurrence acts on eigenvalues, its polynomials on their square roots.
     low, high = bound**0.5, 1.0 + ROOM
     steps = []
     for _ in range(num_steps):
         cushioned = max(low, cushion * high)
-        step = _minimax(cushioned, high)
+        step = closest(cushioned, high)
         steps.append(step)
         high = 2.0 - _value(step, cushioned)  # the worst error, on the other side of 1
         low = _value(step, low)
@@ -119,7 +131,18 @@ def _value(step: Step, x: float) -> float:
     return x * (step.a + step.b * x**2 + step.c * x**4)
 
 
-def _minimax(low: float, high: float) -> Step:
+def _closest_cubic(low: float, high: float) -> Step:
+    """The odd cubic closest to 1 on [low, high]: p(low) = p(high), as far below 1 as the extremum
+    between them, where t = x² = −a/3b, is above.
+    """
+    if high - low < 1e-5:
+        return recurrence.NEWTON
+    sum_ = low * low + low * high + high * high  # −a/b
+    b = -2 / (sum_ * low - low**3 + 2 / 3 * sum_ * (sum_ / 3) ** 0.5)
+    return Step(-b * sum_, b)
+
+
+def _closest_quintic(low: float, high: float) -> Step:
     """The odd quintic closest to 1 on [low, high], by Remez exchange on its four points of equal
     error.
 

@@ -122,21 +122,43 @@ def _varying(z: Tensor, step: Step) -> tuple[Tensor, float]:
     return (z, step.b) if step.c == 0 else (torch.baddbmm(z, z, z, beta=step.b, alpha=step.c), 1.0)
 
 
-def _times(left: Tensor, step: Step, r: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
-    """left·Q."""
-    return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha, out=out)
+def _times(left: Tensor, step: Step, r: Tensor, alpha: float) -> Tensor:
+    """left·Q; matrices below each other, (b, 2d, d), are multiplied in one call."""
+    return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha)
 
 
-def _first(step: Step, r: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
+def _halves(stack: Tensor) -> tuple[Tensor, Tensor]:
+    """The two matrices of a (b, 2d, d) stack."""
+    top, bottom = stack.chunk(2, dim=1)
+    return top, bottom
+
+
+def _first(step: Step, r: Tensor, alpha: float) -> Tensor:
     """P₁ = Q."""
-    q = torch.mul(r, alpha, out=out)
+    q = r * alpha
     q.diagonal(dim1=-2, dim2=-1).add_(step.a)
     return q
 
 
 def _keep(arrived: Tensor | None, before: Tensor, after: Tensor) -> Tensor:
-    """What a step made, except for problems that have arrived; in the memory of what it made."""
-    return after if arrived is None else after.copy_(torch.where(arrived, before, after))
+    """What a step made, except for problems that have arrived."""
+    return after if arrived is None else torch.where(arrived, before, after)
+
+
+def _next_direction(
+    z: Tensor, dz_q: Tensor, dq: Tensor, step: Step, r: Tensor, alpha: float
+) -> Tensor:
+    """dZ of the next Z = Q·Z·Q, which is Q·dZ·Q + Q·Z·dQ + dQ·Z·Q, symmetric: X + Xᵀ.
+
+    With Newton's dQ = b·dZ both parts are products of Z with dZ·Q or its transpose, and all of it
+    is one.
+    """
+    if step.c == 0:
+        x = torch.baddbmm(dz_q, z, 0.5 * dz_q + dz_q.mT, beta=0.5 * step.a, alpha=step.b)
+    else:
+        x = torch.baddbmm(dz_q, r, dz_q, beta=0.5 * step.a, alpha=0.5 * alpha)
+        x.baddbmm_(z, torch.baddbmm(dq, r, dq, beta=step.a, alpha=alpha))
+    return x + x.mT
 
 
 class Recurrence:
@@ -165,31 +187,38 @@ class Recurrence:
         return Watch(torch.finfo(sigma.dtype).eps)
 
     def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
-        return (2 * max(len(self.steps) - 1, 0), b, d, d)
+        return self._trail_shape(b, d)
+
+    def _trail_shape(self, b: int, d: int) -> tuple[int, int, int, int]:
+        return (max(len(self.steps) - 1, 0), b, 2 * d, d)
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """W without a graph, and the memo Z₁ P₁ Z₂ P₂ …, (2(T − 1), b, d, d)."""
+        """W without a graph, and the memo: Z_k above P_k for k = 1 … T − 1, (T − 1, b, 2d, d)."""
         w, memo = self._solve(sigma)
         return w.to(sigma.dtype), memo
 
     def _solve(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         watch, sigma = self._watch(sigma), self.widened(sigma)
         s, steps = self.scale(sigma), self.steps
-        memo = sigma.new_empty((2 * max(len(steps) - 1, 0), *sigma.shape))
-        kept = memo.unbind()
-        z, p = sigma / s, None
-        for k, step in enumerate(steps):
-            arrived, is_last = watch(z, step), k + 1 == len(steps)
-            out = None if is_last else kept[2 * k + 1]
+        memo = sigma.new_empty(self._trail_shape(*sigma.shape[:2]))
+        z, p = sigma / s, identity_like(sigma)
+        stack = z
+        for k, kept in enumerate(memo.unbind()):
+            step, arrived = steps[k], watch(z, steps[k])
             r, alpha = _varying(z, step)
-            if p is None:
-                p = _first(step, r, alpha, out)
+            if k == 0:
+                b, next_p = _times(z, step, r, alpha), _first(step, r, alpha)
             else:
-                p = _keep(arrived, p, _times(p, step, r, alpha, out))
-            if not is_last:  # the last Z is nobody's input
-                zq = _times(z, step, r, alpha)
-                z = _keep(arrived, z, _times(zq, step, r, alpha, out=kept[2 * k]))
-        return (identity_like(sigma) if p is None else p) / s.sqrt(), memo
+                b, next_p = _halves(_times(stack, step, r, alpha))
+            z = _keep(arrived, z, _times(b, step, r, alpha))
+            p = _keep(arrived, p, next_p)
+            stack = torch.cat([z, p], dim=1, out=kept)
+        if steps:  # the last Z is nobody's input
+            step, arrived = steps[-1], watch(z, steps[-1])
+            r, alpha = _varying(z, step)
+            q = _first(step, r, alpha) if len(steps) == 1 else _times(p, step, r, alpha)
+            p = _keep(arrived, p, q)
+        return p / s.sqrt(), memo
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
         """dΣ (symmetric) from dW: L = P′(Σ_N)[sym(dW)/√s], then the chain rule through s (Eq. 6 of
@@ -197,29 +226,28 @@ class Recurrence:
         """
         watch, sigma = self._watch(sigma), self.widened(sigma)
         s, steps = self.scale(sigma), self.steps
-        sigma_n, kept = sigma / s, memo.unbind()
-        z, p = sigma_n, None
+        sigma_n = sigma / s
+        trail = [(sigma_n, None), *(_halves(stack) for stack in memo.unbind())]
         dz = (dw + dw.mT).mul_(s.rsqrt().mul_(0.5))
-        dp = torch.zeros_like(dz) if not steps else dz
+        dp = torch.zeros_like(dz)
         for k, step in enumerate(steps):
+            (z, p), is_last = trail[k], k + 1 == len(steps)
             arrived = watch(z, step)
             r, alpha = _varying(z, step)
             dq, slope = dz, step.b  # slope·dq = dQ
             if step.c:
                 zdz = torch.bmm(z, dz)
                 dq, slope = zdz.add(zdz.mT).mul_(step.c).add_(dz, alpha=step.b), 1.0
-            if p is None:
-                dp = dq * slope
+            if p is None:  # P₀ = I does not move
+                next_dp, dz_q = dq * slope, _times(dz, step, r, alpha)
             else:
-                dp = _keep(arrived, dp, _times(dp, step, r, alpha).baddbmm_(p, dq, alpha=slope))
-            if k + 1 == len(steps):
-                break
-            q_dz = torch.baddbmm(dz, r, dz, beta=step.a, alpha=alpha)
-            q_dq = q_dz if dq is dz else torch.baddbmm(dq, r, dq, beta=step.a, alpha=alpha)
-            h = torch.bmm(z, q_dq)  # Z·Q·dQ = B·dQ, up to the slope
-            next_dz = _times(q_dz, step, r, alpha).add_(h, alpha=slope).add_(h.mT, alpha=slope)
-            dz = _keep(arrived, dz, next_dz)
-            z, p = kept[2 * k], kept[2 * k + 1]
+                stack = dp if is_last else torch.cat([dp, dz], dim=1)
+                moved = _times(stack, step, r, alpha)
+                dp_q, dz_q = (moved, dz) if is_last else _halves(moved)
+                next_dp = torch.baddbmm(dp_q, p, dq, alpha=slope)
+            dp = _keep(arrived, dp, next_dp)
+            if not is_last:
+                dz = _keep(arrived, dz, _next_direction(z, dz_q, dq, step, r, alpha))
         # dP is a derivative in a symmetric direction, so symmetric up to rounding; what uses it
         # relies on that.
         grad = (dp + dp.mT).mul_(0.5)

@@ -6,6 +6,7 @@ is found here and kept with the plan, so that a step costs allocations and launc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from ...area import Block
 from ...roots import Recurrence
+from ...roots.polar import cubic_steps
+from ...roots.recurrence import Step
 from ..plan import MOST_SHAPES, Plan
 from . import root as roots
 from .launch import Launcher
@@ -174,19 +177,23 @@ def _whitening(
     forward = backward = "float16x3" if short and not exact else accurate
     if short and x.dtype == torch.bfloat16:
         backward = "float16"  # what is made of gradients in bfloat16 needs no more
+    derivative = cubic_steps() if recurrence.name == "polar" else recurrence.steps
     return _Small(
         statistics,
         _launcher(
             "root_kernel",
             b,
             (plan.eps, 0.0, 1.0, m, b * d, d),
-            center | places | NO_AVERAGE | _root_constants(recurrence, d, forward),
+            center
+            | places
+            | NO_AVERAGE
+            | _root_constants(recurrence, recurrence.steps, d, forward),
         ),
         _launcher(
             "root_backward_kernel",
             b,
             (m, plan.eps, b * d, d, lay.groups * lay.span),
-            gain | places | _root_constants(recurrence, d, backward),
+            gain | places | _root_constants(recurrence, derivative, d, backward),
         ),
     )
 
@@ -206,10 +213,12 @@ def _launcher(name: str, programs: int, numbers: tuple, constants: Constants) ->
     return Launcher(getattr(roots, name), (programs,), numbers, constants)
 
 
-def _root_constants(recurrence: Recurrence, d: int, precision: str) -> Constants:
+def _root_constants(
+    recurrence: Recurrence, steps: Sequence[Step], d: int, precision: str
+) -> Constants:
     quintic = recurrence.name == "polar"
     return {
-        "STEPS": tuple(float(number) for step in recurrence.steps for number in step),
+        "STEPS": tuple(float(number) for step in steps for number in step),
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
         "PRECISION": precision,

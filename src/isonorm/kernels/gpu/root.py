@@ -3,8 +3,8 @@
 
 The mathematics is that of ``roots.recurrence``. All iterates of a group stay in registers and
 shared memory. What the backward pass needs of Newton's goes to the memo: all Q_k, then P_k from P_2
-on (P_1 is Q_0), then B_k from B_1 on, without the last (B_0 is made again). Where the quintic steps
-of ``roots.polar`` have arrived at Σ^(-1/2), its derivative needs none of them.
+on (P_1 is Q_0). Where the quintic steps of ``roots.polar`` have arrived at Σ^(-1/2), its derivative
+needs none of them.
 
 A product has three terms of the operands' high and low halves. In TF32 that is float32's accuracy
 to a few units in the last place, which full whitening and float32 input need: the iteration
@@ -217,7 +217,6 @@ def root_kernel(
                 b_z = _product(b_b, b_q, PRECISION)
                 if not QUINTIC:
                     _keep(p_memo, T + k - 2, groups, size, o, m & (k > 1), b_p)
-                    _keep(p_memo, 2 * T + k - 4, groups, size, o, m & (k > 1), b_b)
                 b_q = _polynomial(b_z, b_eye, k, STEPS, QUINTIC, PRECISION)
                 if not QUINTIC:
                     _keep(p_memo, k, groups, size, o, m, b_q)
@@ -236,15 +235,19 @@ def root_kernel(
 
 
 @triton.jit
-def _next_direction(b_b, b_q, b_dz, b_dq, PRECISION: tl.constexpr):
-    """That of Z ← B·Q = Z·Q²."""
-    b_h = _product(b_b, b_dq, PRECISION)
-    return _product(_product(b_q, b_dz, PRECISION), b_q, PRECISION) + b_h + tl.trans(b_h)
+def _next_direction(b_q, b_dz, diagonal, a, PRECISION: tl.constexpr):
+    """That of Z ← Q·Z·Q: see ``roots.recurrence``; b·Z is Q − a·I."""
+    b_dz_q = _product(b_dz, b_q, PRECISION)
+    b_x = (
+        _product(b_q - tl.where(diagonal, a, 0.0), 0.5 * b_dz_q + tl.trans(b_dz_q), PRECISION)
+        + 0.5 * a * b_dz_q
+    )
+    return b_x + tl.trans(b_x)
 
 
 @triton.jit
 def _derivative_of_steps(
-    p_memo, b_sigma, b_dz, groups, size, o, m,
+    p_memo, b_dz, groups, size, o, m, diagonal,
     D: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """That of P_T at Σ_N in the direction dZ, along Newton's recurrence."""
@@ -255,7 +258,7 @@ def _derivative_of_steps(
         b_dp = _coefficient(0, 1, STEPS) * b_dz
     if T > 1:
         b_q = tl.load(p_memo + o, mask=m, other=0.0)
-        b_dz = _next_direction(_product(b_sigma, b_q, PRECISION), b_q, b_dz, b_dp, PRECISION)
+        b_dz = _next_direction(b_q, b_dz, diagonal, _coefficient(0, 0, STEPS), PRECISION)
         for k in range(1, T):
             b_dq = _coefficient(k, 1, STEPS) * b_dz
             b_q = tl.load(p_memo + k * stride + o, mask=m, other=0.0)
@@ -263,31 +266,29 @@ def _derivative_of_steps(
             b_p = tl.load(p_memo + slot * stride + o, mask=m, other=0.0)
             b_dp = _product(b_dp, b_q, PRECISION) + _product(b_p, b_dq, PRECISION)
             if k + 1 < T:
-                b_b = tl.load(p_memo + (2 * T + k - 3) * stride + o, mask=m, other=0.0)
-                b_dz = _next_direction(b_b, b_q, b_dz, b_dq, PRECISION)
+                b_dz = _next_direction(b_q, b_dz, diagonal, _coefficient(k, 0, STEPS), PRECISION)
     return b_dp
 
 
-#: Newton steps that bring the roots of all eigenvalues down to ``polar.SPECTRAL_BOUND`` to 1.
-LYAPUNOV_STEPS = tl.constexpr(18)
-
-
 @triton.jit
-def _derivative_of_inverse_root(b_sigma, b_w, b_dz, diagonal, PRECISION: tl.constexpr):
+def _derivative_of_inverse_root(
+    b_sigma, b_w, b_dz, diagonal, STEPS: tl.constexpr, PRECISION: tl.constexpr
+):
     """That of Σ_N^(-1/2) at Σ_N in the direction dZ: −W·Y·W, where SY + YS = dZ and S = Σ_N·W.
 
     The polynomials' own derivative would be exact, too, but in float32 not accurate: what they
-    throw up and down it does twice. Newton's steps to the matrix sign of (S dZ; 0 −S) give Y,
-    since that is (I 2Y; 0 −I), and let every eigenvalue of S grow to 1 and none fall. Those below
-    the bound do not get there: their directions' share stays finite, and smaller than it is.
+    throw up and down it does twice. Steps to the matrix sign of (S dZ; 0 −S) give Y, since that is
+    (I 2Y; 0 −I). Eigenvalues of S below the bound of ``polar`` do not get to 1: their directions'
+    share stays finite, and smaller than it is.
     """
     b_s = _product(b_sigma, b_w, PRECISION)
     b_s = 0.5 * (b_s + tl.trans(b_s))
-    for _ in range(LYAPUNOV_STEPS):
+    for k in range(len(STEPS) // 3):
+        a, b = _coefficient(k, 0, STEPS), _coefficient(k, 1, STEPS)
         b_t = _product(b_s, b_dz, PRECISION)
-        b_q = tl.where(diagonal, 1.5, 0.0) - 0.5 * _product(b_s, b_s, PRECISION)
-        b_c = 0.5 * (b_t - tl.trans(b_t))
-        b_dz = _product(b_dz, b_q, PRECISION) - _product(b_s, b_c, PRECISION)
+        b_y = 0.5 * a * b_dz + b * _product(b_s, b_t - 0.5 * tl.trans(b_t), PRECISION)
+        b_dz = b_y + tl.trans(b_y)
+        b_q = tl.where(diagonal, a, 0.0) + b * _product(b_s, b_s, PRECISION)
         b_s = _product(b_s, b_q, PRECISION)
     return -0.5 * _product(_product(b_w, b_dz, PRECISION), b_w, PRECISION)
 
@@ -299,7 +300,7 @@ def root_backward_kernel(
     STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
     QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m."""
+    """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m. STEPS are those of the derivative."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     i_channel = tl.arange(0, D)
@@ -328,9 +329,10 @@ def root_backward_kernel(
     size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)
     b_dz /= size_of_gradient
     if QUINTIC:
-        b_dp = _derivative_of_inverse_root(b_sigma, b_w * tl.sqrt(s), b_dz, diagonal, PRECISION)
+        b_root = b_w * tl.sqrt(s)
+        b_dp = _derivative_of_inverse_root(b_sigma, b_root, b_dz, diagonal, STEPS, PRECISION)
     else:
-        b_dp = _derivative_of_steps(p_memo, b_sigma, b_dz, groups, size, o, m, D, STEPS, PRECISION)
+        b_dp = _derivative_of_steps(p_memo, b_dz, groups, size, o, m, diagonal, D, STEPS, PRECISION)
     b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
     tl.debug_barrier()  # so that Σ is read again here, rather than in registers all the while
     b_sigma = (tl.load(p_cov + o, mask=m, other=0.0) + tl.where(diagonal & m, eps, 0.0)) / s
