@@ -19,7 +19,7 @@ from rich.table import Table
 from ..analysis.plots import STYLE
 from . import environment, figures, records
 from .studies import STUDIES, Claim, Study
-from .threads import torch_threads
+from .settings import torch_threads
 
 
 def analyze(

@@ -12,7 +12,6 @@ from .experiment import Experiment, Trial, do, draw
 from .jobs import WorkerLost, side_by_side
 from .pages import run as run_page
 from .progress import Progress
-from .threads import torch_threads
 from .train import Result
 
 
@@ -53,7 +52,7 @@ def one_by_one(
 ) -> Generator[tuple[Trial, Result], None, None]:
     """Each training with its result, in this process."""
     data = experiment.read_data()
-    with torch_threads(experiment.machine.threads):
+    with experiment.machine.settings():
         for trial in experiment.trials():
             if trial in experiment.results:
                 continue

@@ -24,7 +24,6 @@ import torch
 from .comparison import count
 from .experiment import Experiment, Trial, do
 from .progress import Bar, Progress
-from .threads import torch_threads
 from .train import Epoch, Result
 
 _SECONDS_TO_STOP = 10.0  # then a process is killed
@@ -166,7 +165,7 @@ def _work(experiment: Experiment, pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         data, fabric = experiment.read_data(), experiment.machine.launch()
-        with torch_threads(experiment.machine.threads):
+        with experiment.machine.settings():
             while (trial := pipe.recv()) is not None:
                 pipe.send(do(experiment, trial, data, fabric, on_epoch=pipe.send))
     except torch.OutOfMemoryError as error:

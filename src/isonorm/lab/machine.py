@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from ..surgery import convert_sync
 from .devices import choose, make_fabric
 from .objective import CUDA_GRAPHS
+from .settings import float32_products, torch_threads
 
 #: How networks are compiled: not at all, by torch.compile, or by it into CUDA graphs.
 COMPILE_MODES = {"no": None, "yes": "default", "graphs": CUDA_GRAPHS}
@@ -73,6 +76,16 @@ class Machine:
         )
         fabric.launch()
         return fabric
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """torch as it is while this machine works: its threads, and beside activations in bfloat16
+        the products that stay in float32, those of large groups' roots, by TF32.
+        """
+        mixed = self.precision == "bf16" and self.device.startswith("cuda")
+        products = "high" if mixed else torch.get_float32_matmul_precision()
+        with torch_threads(self.threads), float32_products(products):
+            yield
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model as it is to be trained here."""

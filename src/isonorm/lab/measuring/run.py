@@ -16,7 +16,6 @@ from ..machine import Machine
 from ..pages import run as run_page
 from ..run_files import RESULT
 from ..summary import Estimate
-from ..threads import torch_threads
 from .figure import bars
 from .meters import measure
 from .words import Measured, Measurement
@@ -75,7 +74,7 @@ def conduct(run: Measuring, on_turn: Callable[[Turn, Measured], None]) -> Measur
     run.status = "running"
     _write(run)
     try:
-        with torch_threads(run.machine.threads):
+        with run.machine.settings():
             for turn in run.turns():
                 if turn in run.results:
                     continue

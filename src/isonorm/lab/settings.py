@@ -1,4 +1,4 @@
-"""Threads for a block."""
+"""Settings of torch, for a block."""
 
 from __future__ import annotations
 
@@ -17,3 +17,14 @@ def torch_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """torch's ``float32_matmul_precision`` inside the block, and what it was after it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
