@@ -18,8 +18,8 @@ from rich.table import Table
 
 from ..analysis.plots import STYLE
 from . import environment, figures, records
-from .studies import STUDIES, Claim, Study
 from .settings import torch_threads
+from .studies import STUDIES, Claim, Study
 
 
 def analyze(
