@@ -101,6 +101,7 @@ def test_time_is_the_median_of_the_calls(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own, to make its pool
 @pytest.mark.parametrize("compile", ["no", "graphs"])
 def test_a_gpu_keeps_its_own_time(compile):
     machine = Machine(device="cuda", compile=compile)
