@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ import isonorm
 from isonorm.lab.models import create_model
 
 from .measure import ratio, spread, take_turns
-from .report import hardware, versions, write
+from .report import command, hardware, versions, write
 
 UNFOLDED, FOLDED, WITHOUT = "unfolded", "folded", "without norms"
 
@@ -87,7 +86,7 @@ def main() -> None:
             f"  {ratios[name].median:.3f} × without norms"
         )
     record = {
-        "command": shlex.join(["python", "-m", "benchmarks.folding", *sys.argv[1:]]),
+        "command": command("benchmarks.folding", sys.argv[1:]),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "versions": versions(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from isonorm.analysis import Monitor
 from isonorm.lab.models import CifarResNet
 
 from .measure import Spread, Step, ratio, take_turns
-from .report import hardware, versions, write
+from .report import command, hardware, versions, write
 
 EVERY = 100
 LIMIT = 0.03  # of the training time
@@ -87,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     passed = costs["look"] < LIMIT
     if given.out is not None:
         content = {
-            "command": shlex.join(["python", "-m", "benchmarks.monitor", *arguments]),
+            "command": command("benchmarks.monitor", arguments),
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "hardware": hardware(),
             "versions": versions(),

@@ -139,10 +139,24 @@ def record(
     }
 
 
+def command(module: str, arguments: Sequence[str]) -> str:
+    """The command line that made a record, without the place of the record: a machine's own.
+
+    >>> command("benchmarks.cpu", ["--quick", "--out", "somewhere.json"])
+    'python -m benchmarks.cpu --quick'
+    """
+    words = list(arguments)
+    while "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    words = [word for word in words if not word.startswith("--out=")]
+    return shlex.join(["python", "-m", module, *words])
+
+
 def origin(module: str, arguments: Sequence[str]) -> dict:
     """Where a record comes from: its command, machine, versions and load."""
     return {
-        "command": shlex.join(["python", "-m", module, *arguments]),
+        "command": command(module, arguments),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "versions": versions(),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +26,7 @@ from isonorm.lab.data import DataSet, digits
 from isonorm.lab.plan import Plan
 from isonorm.lab.train import error_on_test_set, seeded, train
 
-from .report import hardware, versions, write
+from .report import command, hardware, versions, write
 
 BATCH = 64
 TARGETS: dict[str, Callable[..., nn.Module]] = {"IterNorm": isonorm.IterNorm, "DBN": isonorm.DBN}
@@ -106,9 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     _show(results, before, again)
     content = {
-        "command": shlex.join(
-            ["python", "-m", "benchmarks.warmstart", *(arguments or sys.argv[1:])]
-        ),
+        "command": command("benchmarks.warmstart", arguments or sys.argv[1:]),
         "hardware": hardware(),
         "versions": versions(),
         "arguments": {name: value for name, value in vars(args).items() if name != "out"},

@@ -5,6 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from isonorm.lab import figures
+from isonorm.lab.train import Epoch, Result
 
 
 def test_lines_are_means_and_bands_hold_every_seed(results):
@@ -23,6 +24,33 @@ def test_lines_are_means_and_bands_hold_every_seed(results):
 def test_no_threshold_no_mark(results):
     _, error = figures.curves(results, "title").axes
     assert len(error.lines) == len(results) and not error.texts
+
+
+def run_of(*epochs: tuple[float, float]) -> Result:
+    """One training by its losses and condition numbers."""
+    return Result(
+        tuple(
+            Epoch(number, loss, 0.5, seconds=1.0, condition_number=condition)
+            for number, (loss, condition) in enumerate(epochs, 1)
+        ),
+        steps_per_epoch=1,
+    )
+
+
+def test_condition_numbers_have_a_panel_with_the_epochs_that_have_one():
+    trained = run_of((1.0, np.nan), (0.5, 100.0), (0.2, np.nan), (0.1, 10.0))
+    *_, panel = figures.curves({"BN": [trained]}, "title").axes
+    assert panel.get_title(loc="left") == "Condition number"
+    np.testing.assert_allclose(panel.lines[0].get_xydata(), [[2, 100], [4, 10]])
+
+
+def test_a_loss_that_explodes_leaves_the_picture():
+    calm, explodes = ((2.0, np.nan), (0.1, np.nan)), ((3.0, np.nan), (1e30, np.nan))
+    loss, _ = figures.curves({"a": [run_of(*calm)], "b": [run_of(*explodes)]}, "title").axes
+    low, high = loss.get_ylim()
+    assert low < 0.1 and high == 30
+    ticks = [tick for tick in loss.yaxis.get_majorticklocs() if low < tick < high]
+    assert 2 <= len(ticks) <= 9
 
 
 def test_legend_names_every_norm_and_tells_who_diverged(results):

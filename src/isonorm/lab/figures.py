@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from .train import Epoch, Result
 def curves(
     results: dict[str, Sequence[Result]], title: str, *, threshold: float | None = None
 ) -> Figure:
-    """Train loss and test error against epochs; a line marks the test accuracy ``threshold``.
+    """Train loss and test error against epochs, and the condition number where it was measured; a
+    line marks the test accuracy ``threshold``.
 
     A line is the mean over seeds, and its band holds all of them. Where a seed diverges the mean
     ends, and the legend says so.
@@ -32,9 +33,11 @@ def curves(
     several_seeds = any(len(seeds) > 1 for seeds in results.values())
     note = " (line: mean, band: range)" if several_seeds else ""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.8 + 0.2 * extra_rows), layout="constrained")
+        conditions = _has_conditions(results)
+        panels = 3 if conditions else 2
+        figure = Figure(figsize=(4.2 * panels, 3.8 + 0.2 * extra_rows), layout="constrained")
         figure.suptitle(title + note, x=0.01, ha="left", fontsize=8.5, color="0.35")
-        loss_axes, error_axes = figure.subplots(1, 2, sharex=True)
+        loss_axes, error_axes, *more = figure.subplots(1, panels, sharex=True)
         _dress(loss_axes, "Train loss", "{:g}")
         _dress(error_axes, "Test error", "{:g}%")
         if threshold is not None and threshold < 1:
@@ -42,6 +45,13 @@ def curves(
         for seeds, look in zip(results.values(), looks(list(results)), strict=True):
             _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, *look)
             _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, *look)
+            for axes in more:
+                _draw(axes, seeds, lambda epoch: epoch.condition_number, *look)
+        for axes in more:
+            _dress(axes, "Condition number", "{:g}")
+        _cut_explosions(loss_axes, results)
+        for axes in (loss_axes, error_axes, *more):
+            _thin_out_ticks(axes)
         longest = max(len(result.epochs) for seeds in results.values() for result in seeds)
         margin = max(0.02 * longest, 0.2)
         loss_axes.set_xlim(1 - margin, longest + margin)
@@ -81,6 +91,30 @@ def _dress(axes: Axes, title: str, numbers: str) -> None:
     )
 
 
+def _has_conditions(results: dict[str, Sequence[Result]]) -> bool:
+    return any(
+        isfinite(epoch.condition_number)
+        for seeds in results.values()
+        for result in seeds
+        for epoch in result.epochs
+    )
+
+
+def _cut_explosions(axes: Axes, results: dict[str, Sequence[Result]]) -> None:
+    """A loss on its way to infinity leaves the picture, rather than press the others flat."""
+    first = (result.epochs[0].train_loss for seeds in results.values() for result in seeds)
+    top = 10 * max((loss for loss in first if isfinite(loss)), default=1.0)
+    if axes.get_ylim()[1] > top > axes.get_ylim()[0]:
+        axes.set_ylim(top=top)
+
+
+def _thin_out_ticks(axes: Axes) -> None:
+    """Over many decades, only their beginnings have numbers."""
+    low, high = axes.get_ylim()
+    if high > 1e4 * low:
+        axes.yaxis.set_major_locator(LogLocator(numticks=9))
+
+
 def _mark(axes: Axes, threshold: float) -> None:
     error = 100 * (1 - threshold)
     axes.axhline(error, color="0.45", linewidth=0.7, zorder=1)
@@ -108,7 +142,8 @@ def _draw(
     for row, result in zip(values, seeds, strict=True):
         row[: len(result.epochs)] = [quantity(epoch) for epoch in result.epochs]
     values[~np.isfinite(values)] = np.nan
-    epochs = np.arange(1, longest + 1)
+    measured = ~np.isnan(values).all(axis=0)  # some quantities are, every hundredth epoch
+    values, epochs = values[:, measured], np.arange(1, longest + 1)[measured]
     marker = "o" if longest == 1 else ""  # a line through one point cannot be seen
     axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=dashes, marker=marker)
     axes.fill_between(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import records
 from .recipes import all_recipes, command_for
-from .run_files import RESULT, read_content
+from .run_files import COMPRESSED_CURVES, CURVES, RESULT, read_content
 
 #: A figure with more bytes than this does not go into the repository.
-MOST_FIGURE_BYTES = 400_000
+MOST_FIGURE_BYTES = 600_000
 #: What stands in a record for a folder of the machine the run was made on.
 FOLDER = "DIR"
 
@@ -33,7 +35,10 @@ def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
     with records.whole_folder(target, replace=replace) as folder:
         records.write_json(folder / RESULT, content)
         for path in _other_files(run):
-            shutil.copyfile(path, folder / path.name)
+            if path.name == CURVES:
+                _file_curves(path, content["runs"], folder / COMPRESSED_CURVES)
+            else:
+                shutil.copyfile(path, folder / path.name)
         for path in folder.iterdir():
             _refuse_traces(path, run)
     return target
@@ -75,6 +80,48 @@ def _without_machine(content: Mapping[str, Any]) -> dict[str, Any]:
             words[i + 1] = FOLDER
     clean = {**content, "command": shlex.join(words)}
     return {**clean, "data": FOLDER} if "data" in content else clean
+
+
+def _file_curves(path: Path, runs: Sequence[Mapping[str, Any]], to: Path) -> None:
+    """Every epoch of the trainings that count; of a grid's other points, which may be a hundred
+    times as many, the last, by which they were not chosen.
+    """
+    chosen = _chosen_points(runs)
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    name, point, number = (header.index(key) for key in ("configuration", "point", "number"))
+    last: dict[tuple[str, ...], str] = {}
+    for row in rows:
+        last[tuple(row[:number])] = row[number]
+    kept = [
+        [_shorter(value) for value in row]
+        for row in rows
+        if row[point] == chosen[row[name]] or row[number] == last[tuple(row[:number])]
+    ]
+    records.write_csv(to, header, kept)
+
+
+def _chosen_points(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Of each configuration the point that its first seed chose, as the curves name it: see
+    ``Experiment.chosen_point``.
+    """
+    chosen: dict[str, str] = {}
+    for name in {run["name"] for run in runs}:
+        tried = [run for run in runs if run["name"] == name and run["seed"] == 0]
+        validating = [run for run in tried if run["validating"]]
+        by = "test_error" if validating else "train_loss"
+
+        def value(run: Mapping[str, Any], by: str = by) -> float:
+            return math.inf if run[by] is None else run[by]
+
+        best = min(validating or tried, key=value)
+        chosen[name] = "" if best["point"] is None else str(best["point"])
+    return chosen
+
+
+def _shorter(value: str) -> str:
+    """A number to seven digits, which is what float32 had."""
+    return f"{float(value):.7g}" if "." in value and value[0] in "-0123456789" else value
 
 
 def _other_files(run: Path) -> Iterator[Path]:

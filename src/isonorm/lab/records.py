@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import gzip
 import io
 import json
 import math
@@ -73,13 +74,18 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A header and its rows, with unix line ends."""
+    """A header and its rows, with unix line ends; compressed for a name that ends in .gz, always to
+    the same bytes.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
+    content = text.getvalue().encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
     with whole_file(path) as temporary:
-        temporary.write_text(text.getvalue(), encoding="utf-8")
+        temporary.write_bytes(content)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .experiment import Experiment, Trial
 
 RESULT, CURVES = "result.json", "curves.csv"
+COMPRESSED_CURVES = f"{CURVES}.gz"  # of a record
 _EPOCH = tuple(Epoch.__dataclass_fields__)
 
 
@@ -104,8 +106,11 @@ def read(folder: Path) -> Experiment:
     recipe = comparison.recipe() if comparison else find_recipe(content["recipe"]).only(only)
     recipe = recipe.shrunk() if content["scale"] == "quick" else recipe
     check_definition(recipe, content, folder)
-    with records.reading(folder / CURVES):
-        results = _results(folder / CURVES, content["runs"])
+    curves = folder / COMPRESSED_CURVES
+    if not curves.exists():
+        curves = folder / CURVES
+    with records.reading(curves):
+        results = _results(curves, content["runs"])
     with records.reading(folder / RESULT):
         return Experiment(
             recipe=recipe,
@@ -153,7 +158,8 @@ def _results(path: Path, runs: Sequence[Mapping[str, Any]]) -> dict[Trial, Resul
     from .experiment import Trial
 
     curves: dict[Trial, list[Epoch]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             point = int(row["point"]) if row["point"] else None
             trial = Trial(

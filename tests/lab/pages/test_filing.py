@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -29,9 +30,9 @@ def test_a_finished_run_becomes_a_record(full_run, tmp_path, isonorm_command):
     assert filed.exit_code == 0, filed.output
     (folder,) = (tmp_path / "records").iterdir()
     assert folder.name == RECIPE and filed.output.startswith(f"Filed in {folder}.")
-    assert sorted(files(folder)) == ["curves.csv", "curves.png", "curves.svg", "result.json"]
+    assert sorted(files(folder)) == ["curves.csv.gz", "curves.png", "curves.svg", "result.json"]
     before, after = files(full_run), files(folder)
-    assert all(after[name] == before[name] for name in after if name != "result.json")
+    assert all(after[name] == before[name] for name in ("curves.png", "curves.svg"))
 
     old, new = json.loads(before["result.json"]), json.loads(after["result.json"])
     changed = {key for key in old if old[key] != new[key]}
@@ -49,7 +50,8 @@ def test_nothing_in_a_record_tells_whose_machine_it_was(full_run, tmp_path, ison
     for name, content in files(tmp_path / "records").items():
         if not name.endswith(".png"):
             for word in private:
-                assert not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", content.decode()), name
+                text = (gzip.decompress(content) if name.endswith(".gz") else content).decode()
+                assert not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text), name
 
 
 def test_a_record_can_be_read_like_a_run(quick_run, tmp_path, isonorm_command, monkeypatch):
@@ -59,9 +61,43 @@ def test_a_record_can_be_read_like_a_run(quick_run, tmp_path, isonorm_command, m
     content = json.loads((quick_run / "result.json").read_text())
     monkeypatch.setattr(filing, "_finished", lambda run: content)
     folder = filing.file_run(quick_run, tmp_path)
-    assert repr(run_files.read(folder).results) == repr(run_files.read(quick_run).results)
+    filed, run = run_files.read(folder), run_files.read(quick_run)
+    assert list(filed.results) == list(run.results)
+    assert filed.by_configuration().keys() == run.by_configuration().keys()
+    for name, results in run.by_configuration().items():
+        assert filed.chosen_point(run.recipe[name]) == run.chosen_point(run.recipe[name])
+        for ours, theirs in zip(filed.by_configuration()[name], results, strict=True):
+            for epoch, its in zip(ours.epochs, theirs.epochs, strict=True):
+                assert epoch.train_loss == pytest.approx(its.train_loss, rel=1e-6)
     checked = isonorm_command("check", folder)
     assert checked.exit_code == 0 and content["claims"][0]["evidence"] in checked.output
+
+
+def test_of_points_that_were_not_chosen_a_record_has_the_last_epoch(tmp_path):
+    from isonorm.lab.filing import _file_curves
+
+    header = ["configuration", "seed", "point", "validating", "number", "train_loss"]
+    losses = {("0", "0"): (2.0, 1.0), ("0", "1"): (3.0, 1 / 3), ("1", "1"): (5.0, 4.0)}
+    rows = [
+        ["a", seed, point, "False", str(number), str(loss)]
+        for (seed, point), each in losses.items()
+        for number, loss in enumerate(each, 1)
+    ]
+    records.write_csv(tmp_path / "curves.csv", header, rows)
+    runs = [
+        {"name": "a", "seed": int(seed), "point": int(point), "validating": False, "train_loss": l}
+        for (seed, point), (_, l) in losses.items()
+    ]
+    _file_curves(tmp_path / "curves.csv", runs, tmp_path / "curves.csv.gz")
+    with gzip.open(tmp_path / "curves.csv.gz", "rt") as file:
+        kept = [line.split(",")[1:] for line in file.read().splitlines()[1:]]
+    assert [row[:2] + row[3:] for row in kept] == [
+        ["0", "0", "2", "1"],
+        ["0", "1", "1", "3"],
+        ["0", "1", "2", "0.3333333"],
+        ["1", "1", "1", "5"],
+        ["1", "1", "2", "4"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +184,7 @@ def test_a_folder_of_this_machine_elsewhere_in_a_run_stops_it(full_run, tmp_path
 
 def test_a_figure_too_large_for_the_repository_stays_out(full_run, tmp_path, isonorm_command):
     with (full_run / "curves.png").open("ab") as file:
-        file.write(b" " * 400_001)
+        file.write(b" " * 600_001)
     isonorm_command("record", full_run, "--to", tmp_path / "records")
     assert sorted(files(tmp_path / "records" / RECIPE)) == [
-        "curves.csv", "curves.svg", "result.json"]  # fmt: skip
+        "curves.csv.gz", "curves.svg", "result.json"]  # fmt: skip
