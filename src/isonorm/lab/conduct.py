@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
-
-from lightning_fabric import Fabric
+from typing import TYPE_CHECKING
 
 from . import run_files
 from .experiment import Experiment, Trial, do, draw
@@ -13,6 +12,9 @@ from .jobs import WorkerLost, side_by_side
 from .pages import run as run_page
 from .progress import Progress
 from .train import Result
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Experiment:

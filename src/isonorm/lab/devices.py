@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 #: Our names of precisions, and Fabric's.
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "float64": "64-true"}
@@ -58,6 +61,8 @@ def make_fabric(
         )
     if strategy == "fsdp" and where.type == "cpu":
         raise ValueError("strategy fsdp shards a model over GPUs; on a CPU choose ddp.")
+    from lightning_fabric import Fabric  # takes two seconds to import, which only training needs
+
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it does was asked for
     try:
         return Fabric(

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
-
-from lightning_fabric import Fabric
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import checkpoints, figures
 from .claims import measure
@@ -20,6 +18,9 @@ from .machine import Machine
 from .recipe import Configuration, Recipe, Search, trainings
 from .streams import ImageFolders
 from .train import Epoch, Result, seeded, train
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 CHECKPOINT = "checkpoint.safetensors"
 SECONDS_BETWEEN_CHECKPOINTS = 30.0

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from ..surgery import convert_sync
 from .devices import choose, make_fabric
 from .objective import CUDA_GRAPHS
 from .settings import float32_products, torch_threads
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 #: How networks are compiled: not at all, by torch.compile, or by it into CUDA graphs.
 COMPILE_MODES = {"no": None, "yes": "default", "graphs": CUDA_GRAPHS}

@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fabric import Fabric
-
 from . import environment, records
 from .claims import MEASURES, judge, measure
 from .comparison import Comparison
@@ -25,6 +23,8 @@ from .summary import Estimate
 from .train import Epoch, Result
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
     from .experiment import Experiment, Trial
 
 RESULT, CURVES = "result.json", "curves.csv"

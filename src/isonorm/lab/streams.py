@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from lightning_fabric import Fabric
+from typing import TYPE_CHECKING, Any
 
 from .data import Batches, DataSet, ImageNet, standardize_like
 from .plan import Plan
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 #: Iterating goes through what is left of an epoch, a process's share of each batch at a time.
 Stream = Batches | ImageNet

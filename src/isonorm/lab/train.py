@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from ..analysis import fisher_condition
@@ -24,6 +23,9 @@ from .objective import Objective, compiling
 from .plan import Plan
 from .schedules import set_rates
 from .streams import ImageFolders, Stream, open_streams
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 WHITE = 255  # the brightest value of a pixel that is stored as a byte
@@ -97,6 +96,8 @@ def split(
         )
     train, test = torch.arange(available), torch.arange(0)
     if test_size:
+        from sklearn.model_selection import train_test_split  # takes a second to import
+
         try:
             train, test = train_test_split(
                 train, test_size=test_size, stratify=labels.numpy(), random_state=seed

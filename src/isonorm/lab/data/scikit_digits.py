@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_digits
 
 from .dataset import DataSet, split
 
@@ -19,6 +18,8 @@ def digits(*, test_fraction: float = 0.25, split_seed: int = 0) -> DataSet:
     >>> data.train_images.shape, data.test_images.shape
     (torch.Size([1347, 1, 8, 8]), torch.Size([450, 1, 8, 8]))
     """
+    from sklearn.datasets import load_digits  # takes a second to import
+
     pixels, classes = load_digits(return_X_y=True)
     brightest = 16
     images = torch.from_numpy(pixels / brightest).float().view(-1, 1, 8, 8)
