@@ -122,39 +122,36 @@ def _varying(z: Tensor, step: Step) -> tuple[Tensor, float]:
     return (z, step.b) if step.c == 0 else (torch.baddbmm(z, z, z, beta=step.b, alpha=step.c), 1.0)
 
 
-def _times(left: Tensor, step: Step, r: Tensor, alpha: float) -> Tensor:
-    """left·Q; matrices below each other, (b, 2d, d), are multiplied in one call."""
-    return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha)
+def _times(
+    left: Tensor | None, step: Step, r: Tensor, alpha: float, out: Tensor | None = None
+) -> Tensor:
+    """left·Q; nothing on the left is P₀ = I."""
+    if left is None:
+        q = torch.mul(r, alpha, out=out)
+        q.diagonal(dim1=-2, dim2=-1).add_(step.a)
+        return q
+    return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha, out=out)
 
 
-def _halves(stack: Tensor) -> tuple[Tensor, Tensor]:
-    """The two matrices of a (b, 2d, d) stack."""
-    top, bottom = stack.chunk(2, dim=1)
-    return top, bottom
-
-
-def _first(step: Step, r: Tensor, alpha: float) -> Tensor:
-    """P₁ = Q."""
-    q = r * alpha
-    q.diagonal(dim1=-2, dim2=-1).add_(step.a)
-    return q
-
-
-def _keep(arrived: Tensor | None, before: Tensor, after: Tensor) -> Tensor:
-    """What a step made, except for problems that have arrived."""
-    return after if arrived is None else torch.where(arrived, before, after)
+def _keep(arrived: Tensor | None, before: Tensor | None, after: Tensor) -> Tensor:
+    """What a step made, except for problems that have arrived, which none has before the first."""
+    if arrived is None or before is None:
+        return after
+    return torch.where(arrived, before, after, out=after)
 
 
 def _next_direction(
     z: Tensor, dz_q: Tensor, dq: Tensor, step: Step, r: Tensor, alpha: float
 ) -> Tensor:
-    """dZ of the next Z = Q·Z·Q, which is Q·dZ·Q + Q·Z·dQ + dQ·Z·Q, symmetric: X + Xᵀ.
+    """dZ of the next Z = Q·Z·Q, which is Q·dZ·Q + Q·Z·dQ + dQ·Z·Q, symmetric: X + Xᵀ. May use the
+    memory of dZ·Q.
 
     With Newton's dQ = b·dZ both parts are products of Z with dZ·Q or its transpose, and all of it
     is one.
     """
     if step.c == 0:
-        x = torch.baddbmm(dz_q, z, 0.5 * dz_q + dz_q.mT, beta=0.5 * step.a, alpha=step.b)
+        both = torch.add(dz_q.mT, dz_q, alpha=0.5)
+        x = dz_q.baddbmm_(z, both, beta=0.5 * step.a, alpha=step.b)
     else:
         x = torch.baddbmm(dz_q, r, dz_q, beta=0.5 * step.a, alpha=0.5 * alpha)
         x.baddbmm_(z, torch.baddbmm(dq, r, dq, beta=step.a, alpha=alpha))
@@ -189,11 +186,11 @@ class Recurrence:
     def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
         return self._trail_shape(b, d)
 
-    def _trail_shape(self, b: int, d: int) -> tuple[int, int, int, int]:
-        return (max(len(self.steps) - 1, 0), b, 2 * d, d)
+    def _trail_shape(self, b: int, d: int) -> tuple[int, int, int, int, int]:
+        return (max(len(self.steps) - 1, 0), 2, b, d, d)
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """W without a graph, and the memo: Z_k above P_k for k = 1 … T − 1, (T − 1, b, 2d, d)."""
+        """W without a graph, and the memo: Z_k and P_k for k = 1 … T − 1, (T − 1, 2, b, d, d)."""
         w, memo = self._solve(sigma)
         return w.to(sigma.dtype), memo
 
@@ -201,23 +198,18 @@ class Recurrence:
         watch, sigma = self._watch(sigma), self.widened(sigma)
         s, steps = self.scale(sigma), self.steps
         memo = sigma.new_empty(self._trail_shape(*sigma.shape[:2]))
-        z, p = sigma / s, identity_like(sigma)
-        stack = z
-        for k, kept in enumerate(memo.unbind()):
-            step, arrived = steps[k], watch(z, steps[k])
+        z, p = sigma / s, None
+        for step, kept in zip(steps, memo.unbind(), strict=False):  # the last Z is nobody's input
+            next_z, next_p = kept.unbind()
+            arrived = watch(z, step)
             r, alpha = _varying(z, step)
-            if k == 0:
-                b, next_p = _times(z, step, r, alpha), _first(step, r, alpha)
-            else:
-                b, next_p = _halves(_times(stack, step, r, alpha))
-            z = _keep(arrived, z, _times(b, step, r, alpha))
-            p = _keep(arrived, p, next_p)
-            stack = torch.cat([z, p], dim=1, out=kept)
-        if steps:  # the last Z is nobody's input
-            step, arrived = steps[-1], watch(z, steps[-1])
-            r, alpha = _varying(z, step)
-            q = _first(step, r, alpha) if len(steps) == 1 else _times(p, step, r, alpha)
-            p = _keep(arrived, p, q)
+            b = _times(z, step, r, alpha)
+            p = _keep(arrived, p, _times(p, step, r, alpha, out=next_p))
+            z = _keep(arrived, z, _times(b, step, r, alpha, out=next_z))
+        if steps:
+            p = _keep(watch(z, steps[-1]), p, _times(p, steps[-1], *_varying(z, steps[-1])))
+        else:
+            p = identity_like(sigma)
         return p / s.sqrt(), memo
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
@@ -227,26 +219,23 @@ class Recurrence:
         watch, sigma = self._watch(sigma), self.widened(sigma)
         s, steps = self.scale(sigma), self.steps
         sigma_n = sigma / s
-        trail = [(sigma_n, None), *(_halves(stack) for stack in memo.unbind())]
+        trail = [(sigma_n, None), *(kept.unbind() for kept in memo.unbind())]
         dz = (dw + dw.mT).mul_(s.rsqrt().mul_(0.5))
         dp = torch.zeros_like(dz)
         for k, step in enumerate(steps):
-            (z, p), is_last = trail[k], k + 1 == len(steps)
-            arrived = watch(z, step)
+            (z, p), arrived = trail[k], watch(trail[k][0], step)
             r, alpha = _varying(z, step)
             dq, slope = dz, step.b  # slope·dq = dQ
             if step.c:
                 zdz = torch.bmm(z, dz)
                 dq, slope = zdz.add(zdz.mT).mul_(step.c).add_(dz, alpha=step.b), 1.0
             if p is None:  # P₀ = I does not move
-                next_dp, dz_q = dq * slope, _times(dz, step, r, alpha)
+                next_dp = dq * slope
             else:
-                stack = dp if is_last else torch.cat([dp, dz], dim=1)
-                moved = _times(stack, step, r, alpha)
-                dp_q, dz_q = (moved, dz) if is_last else _halves(moved)
-                next_dp = torch.baddbmm(dp_q, p, dq, alpha=slope)
+                next_dp = _times(dp, step, r, alpha).baddbmm_(p, dq, alpha=slope)
             dp = _keep(arrived, dp, next_dp)
-            if not is_last:
+            if k + 1 < len(steps):
+                dz_q = _times(dz, step, r, alpha)
                 dz = _keep(arrived, dz, _next_direction(z, dz_q, dq, step, r, alpha))
         # dP is a derivative in a symmetric direction, so symmetric up to rounding; what uses it
         # relies on that.
