@@ -44,7 +44,7 @@ def moments(work: Work, plan: Plan) -> Statistics:
         b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
         if plan.operation.centers:
             mean = chunk.sum(area.axes("m"), dtype=ops.dtype).div_(m).reshape(b, d)
-            tile = ops.centred_tile(chunk, mean)
+            tile = ops.centred_tile(rows, mean)
         else:
             mean, tile = chunk.new_zeros((b, d), dtype=ops.dtype), ops.tile(chunk)
         parts.append(Statistics(m, mean, ops.outer(tile, tile).div_(m)))
@@ -76,9 +76,9 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
     """Step 3: y = A(x − μ) + β."""
     (block, ops), out = work, work.block.view(y)
     bias = None if recovery.bias is None else block.per_channel(recovery.bias).to(w.dtype)
-    tiles = ops.centred_tiles(mean if plan.operation.centers else None)
+    tiles = ops.centred_tiles(mean if plan.operation.centers else None, again=True)
     if not plan.folds_recovery:  # γ and β vary along the samples
-        for rows, _, tile in tiles:
+        for rows, tile in tiles:
             z = ops.untile(ops.product(ops.part(w, rows), tile, None))
             z = recovery.scale(z, block)
             part = ops.chunk(out, rows)
@@ -90,7 +90,7 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
         if not plan.area.spans_batch:  # every example has problems of its own
             bias = bias.repeat(len(w) // len(bias), 1, 1)
         bias = ops.repeated(bias)
-    for rows, _, tile in tiles:
+    for rows, tile in tiles:
         shift = None if bias is None else ops.part(bias, rows)
         ops.write(ops.chunk(out, rows), (ops.part(a, rows), tile), shift=shift)
 
@@ -98,12 +98,11 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4: f (b, d) and M (b, d, d); where γ is not part of A, its gradient and β's as well."""
     (block, ops), grad = work, work.block.view(dy)
-    whole = len(ops.chunks) == 1
-    f, outer = (t if whole else torch.zeros_like(t) for t in (p.mean, p.cov))
+    fs, outers = [], []
     dweight = dbias = None
     if not plan.folds_recovery:
-        dweight, dbias = (f.new_zeros(block.groups * block.size) for _ in range(2))
-    for rows, here, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
+        dweight, dbias = (p.mean.new_zeros(block.groups * block.size) for _ in range(2))
+    for rows, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
         g = ops.chunk(grad, rows)
         if dweight is not None and dbias is not None:
             g = g.to(ops.dtype)
@@ -112,12 +111,11 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
             dweight += (g * xhat).sum((0, 3)).flatten()
             g = recovery.scale(g, block)
         g = ops.tile(g)
-        if whole:
-            f, outer = ops.total(g), ops.outer(g, tile)
-        else:
-            f[here].add_(ops.total(g))
-            outer[here].add_(ops.outer(g, tile))
-    return Sums(f, outer, dweight, dbias)
+        fs.append(ops.total(g))
+        outers.append(ops.outer(g, tile))
+    if not fs:
+        return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), dweight, dbias)
+    return Sums(ops.joined(fs), ops.joined(outers), dweight, dbias)
 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
@@ -177,7 +175,7 @@ def backward_apply(
     (block, ops), grad, out = work, work.block.view(dy), work.block.view(dx)
     a, slope = ops.repeated(grads.a.mT), ops.repeated(grads.slope)
     shift = ops.repeated(grads.shift.unsqueeze(-1))
-    for rows, _, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
+    for rows, tile in ops.centred_tiles(p.mean if plan.operation.centers else None, again=True):
         g = ops.chunk(grad, rows)
         if not plan.folds_recovery:
             g = recovery.scale(g.to(ops.dtype), block)

@@ -21,6 +21,7 @@ Index legend: b problems, d features, m samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from math import prod
 
 import torch
@@ -63,31 +64,44 @@ class Layout:
         # Problems that one example belongs to, and their features and samples within it.
         self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
         self._rooms: dict[str, Tensor] = {}
-        self._centred: tuple[Tensor, Tensor] | None = None  # a mean, and the tile centred by it
+        # What was centred last: the chunk's examples, the mean and the tile.
+        self._centred: tuple[slice, Tensor, Tensor] | None = None
 
-    def centred_tiles(self, mean: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Each chunk's examples, the problems they belong to, and their tile, less a (b, d) mean.
+    def centred_tiles(
+        self, mean: Tensor | None, again: bool = False
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Each chunk's examples, and their tile less a (b, d) mean.
 
-        Where all is one chunk, passes with the same mean share its tile.
+        A pass that comes ``again`` walks back from where the one before has ended: with the same
+        mean it finds that tile made, and what belongs to it in cache.
         """
-        for rows in self.chunks:
-            here = self.problems(rows)
-            chunk = self.chunk(self.source, rows)
+        for rows in reversed(self.chunks) if again else self.chunks:
             if mean is None:
-                yield rows, here, self.tile(chunk)
+                yield rows, self.tile(self.chunk(self.source, rows))
             else:
-                part = mean if len(self.chunks) == 1 else mean[here]
-                yield rows, here, self.centred_tile(chunk, part)
+                shared = self.spans_batch or len(self.chunks) == 1
+                own = mean if shared else mean[self.problems(rows)]
+                yield rows, self.centred_tile(rows, own)
 
     def chunk(self, view: Tensor, rows: slice) -> Tensor:
         """A chunk's examples of an (N, K, c, S) view."""
-        return view if len(self.chunks) == 1 else view[rows]
+        if len(self.chunks) == 1:
+            return view
+        return view.narrow(0, rows.start, rows.stop - rows.start)
 
-    def centred_tile(self, chunk: Tensor, mean: Tensor) -> Tensor:
+    def centred_tile(self, rows: slice, mean: Tensor) -> Tensor:
         """A chunk's tile less the mean of its problems, until the next is asked for."""
-        if self._centred is None or self._centred[0] is not mean:
-            self._centred = mean, self.centred(chunk, mean)
-        return self._centred[1]
+        if self._centred is None or self._centred[0] != rows or self._centred[1] is not mean:
+            self._centred = rows, mean, self.centred(self.chunk(self.source, rows), mean)
+        return self._centred[2]
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """One (b, …) tensor from the chunks' own: their sum where they share problems. May use
+        the memory of the first.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        return reduce(Tensor.add_, parts) if self.spans_batch else torch.cat(parts)
 
     def room(self, purpose: str, shape: Sequence[int]) -> Tensor:
         """Memory for a tile, the same for every chunk, so that it stays in cache."""
