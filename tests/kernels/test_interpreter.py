@@ -19,6 +19,17 @@ from tests.kernels.checks import (
     check_synchronized, check_twice_differentiated
 )
 torch.manual_seed(0)
+
+# Before each function that a kernel calls the interpreter prepares the language of the function's
+# module anew, which is nearly half of all time: once is enough.
+from triton.runtime import interpreter
+prepared = set()
+def call(self, *args, **options):
+    if self.fn.__module__ not in prepared:
+        prepared.add(self.fn.__module__)
+        interpreter._patch_lang(self.fn)
+    return self.rewrite()(*args, **options)
+interpreter.InterpretedFunction.__call__ = call
 """
 INTERPRETED = {
     "batch": """
