@@ -84,12 +84,12 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
             part = ops.chunk(out, rows)
             part.copy_(z) if bias is None else add_into(part, z, bias)
         return
-    a = ops.repeated(folded(recovery, w, block))
+    a = ops.repeated(folded(recovery, w, block), "matrix")
     if bias is not None:
         bias = bias.view(-1, w.shape[1], 1)
         if not plan.area.spans_batch:  # every example has problems of its own
             bias = bias.repeat(len(w) // len(bias), 1, 1)
-        bias = ops.repeated(bias)
+        bias = ops.repeated(bias, "shift")
     for rows, tile in tiles:
         shift = None if bias is None else ops.part(bias, rows)
         ops.write(ops.chunk(out, rows), (ops.part(a, rows), tile), shift=shift)
@@ -173,8 +173,8 @@ def backward_apply(
 ) -> None:
     """Step 6: dx = Aᵀ·dy + slope·(x − μ) + shift."""
     (block, ops), grad, out = work, work.block.view(dy), work.block.view(dx)
-    a, slope = ops.repeated(grads.a.mT), ops.repeated(grads.slope)
-    shift = ops.repeated(grads.shift.unsqueeze(-1))
+    a, slope = ops.repeated(grads.a.mT, "matrix"), ops.repeated(grads.slope, "slope")
+    shift = ops.repeated(grads.shift.unsqueeze(-1), "shift")
     for rows, tile in ops.centred_tiles(p.mean if plan.operation.centers else None, again=True):
         g = ops.chunk(grad, rows)
         if not plan.folds_recovery:

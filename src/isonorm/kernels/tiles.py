@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..area import Area, Block, shares_memory
+from .scratch import Scratch
 
 #: Numbers in a chunk: what a last-level cache holds; on a GPU, enough to hide a launch.
 CHUNK_NUMEL = {"cpu": 1 << 20}
@@ -63,7 +64,7 @@ class Layout:
             self.chunks = []
         # Problems that one example belongs to, and their features and samples within it.
         self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
-        self._rooms: dict[str, Tensor] = {}
+        self.room = Scratch(view, dtype).room  # the same for every chunk, so that it stays in cache
         # What was centred last: the chunk's examples, the mean and the tile.
         self._centred: tuple[slice, Tensor, Tensor] | None = None
 
@@ -103,22 +104,14 @@ class Layout:
             return parts[0]
         return reduce(Tensor.add_, parts) if self.spans_batch else torch.cat(parts)
 
-    def room(self, purpose: str, shape: Sequence[int]) -> Tensor:
-        """Memory for a tile, the same for every chunk, so that it stays in cache."""
-        numel = prod(shape)
-        room = self._rooms.get(purpose)
-        if room is None or room.numel() < numel:
-            room = self._rooms[purpose] = self.source.new_empty(numel, dtype=self.dtype)
-        return (room if room.numel() == numel else room[:numel]).view(shape)
-
     def problems(self, rows: slice) -> slice:
         """The problems a chunk belongs to: all of them where the area spans the batch."""
         if self.spans_batch:
             return slice(None)
         return slice(rows.start * self.p, rows.stop * self.p)
 
-    def repeated(self, operand: Tensor) -> Tensor:
-        """A (b, d, …) operand in the form ``part`` cuts."""
+    def repeated(self, operand: Tensor, purpose: str) -> Tensor:
+        """A (b, d, …) operand in the form ``part`` cuts, until the next for the same purpose."""
         return operand
 
     def part(self, operand: Tensor, rows: slice) -> Tensor:
@@ -215,10 +208,11 @@ class Scalar(Layout):
 class Rows(Layout):
     """(n·p, d, m): one matrix an example, as it lies."""
 
-    def repeated(self, operand: Tensor) -> Tensor:
+    def repeated(self, operand: Tensor, purpose: str) -> Tensor:
         if not self.spans_batch or self.length == 1 or self.p == 1:
             return operand
-        return operand.expand(self.length, *operand.shape).flatten(0, 1)
+        room = self.room(purpose, (self.length, *operand.shape))
+        return room.copy_(operand).flatten(0, 1)
 
     def part(self, operand: Tensor, rows: slice) -> Tensor:
         if not self.spans_batch:
@@ -244,7 +238,10 @@ class Rows(Layout):
         return self._over_examples(tile.sum(-1))
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        return self._over_examples(torch.bmm(left, right.mT))
+        room = None  # what is not summed is the result
+        if self.spans_batch:
+            room = self.room("outer", (len(left), self.d, self.d))
+        return self._over_examples(torch.bmm(left, right.mT, out=room))
 
     def _over_examples(self, sums: Tensor) -> Tensor:
         return sums.view(-1, self.p, *sums.shape[1:]).sum(0) if self.spans_batch else sums

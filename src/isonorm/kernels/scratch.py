@@ -1,0 +1,73 @@
+"""Memory for intermediate results on a CPU that outlives the call that needs it.
+
+A tile is a few megabytes. malloc gives so much back to the system when it is freed, and the system
+hands it out again page by page, at a fault for every 4 KiB: for a tile that stays in cache that is
+more work than its arithmetic. So each thread keeps the little it used last. On other devices
+torch's allocators do so by themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from math import prod
+
+import torch
+from torch import Tensor
+
+#: Bytes that a thread keeps, at most.
+MOST_BYTES = 1 << 25
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.pieces: list[Tensor] = []
+
+
+_kept = _Kept()
+
+
+class Scratch:
+    """Memory by purpose, for as long as this object lives."""
+
+    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
+        self._like, self._dtype = like, dtype
+        # Not for the tensors of a tracer, and not for a device that does the same better.
+        self._keeps = like.device.type == "cpu" and type(like) is Tensor
+        self._pieces: dict[str, Tensor] = {}
+
+    def room(self, purpose: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
+        """A contiguous tensor of this shape: for one purpose always the same memory, which holds
+        whatever it held, until more is asked for.
+        """
+        if not self._keeps:
+            return self._like.new_empty(shape, dtype=self._dtype)
+        size = prod(shape) * self._dtype.itemsize
+        piece = self._pieces.get(purpose)
+        if piece is None or piece.numel() < size:
+            if piece is not None:
+                _give_back(piece)
+            piece = self._pieces[purpose] = _take(size)
+        return piece[:size].view(self._dtype).view(shape)
+
+    def __del__(self) -> None:
+        for piece in self._pieces.values():
+            _give_back(piece)
+
+
+def _take(size: int) -> Tensor:
+    """The smallest piece that is large enough, or a new one."""
+    fitting = [piece for piece in _kept.pieces if piece.numel() >= size]
+    if not fitting:
+        with torch.inference_mode(False):  # or nobody outside that mode could use it
+            return torch.empty(size, dtype=torch.uint8)
+    best = min(fitting, key=Tensor.numel)
+    _kept.pieces = [piece for piece in _kept.pieces if piece is not best]
+    return best
+
+
+def _give_back(piece: Tensor) -> None:
+    """Larger pieces stay rather than smaller ones: they serve for both."""
+    pieces = sorted([*_kept.pieces, piece], key=Tensor.numel, reverse=True)
+    while sum(map(Tensor.numel, pieces)) > MOST_BYTES:
+        pieces.pop(0 if pieces[0].numel() > MOST_BYTES else -1)
+    _kept.pieces = pieces

@@ -1,0 +1,95 @@
+"""Memory that outlives a call: found again, never shared by two at once, and not hoarded."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import isonorm
+from isonorm.kernels import scratch
+from isonorm.kernels.scratch import MOST_BYTES, Scratch
+
+LIKE = torch.zeros(1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(monkeypatch):
+    monkeypatch.setattr(scratch, "_kept", scratch._Kept())
+
+
+def place(shape=(3, 5), dtype=torch.float32):
+    return Scratch(LIKE, dtype).room("tile", shape).data_ptr()
+
+
+def kept() -> list[int]:
+    return [piece.numel() for piece in scratch._kept.pieces]
+
+
+def test_a_room_has_the_shape_and_dtype_asked_for_and_is_found_again():
+    own = Scratch(LIKE, torch.float64)
+    room = own.room("tile", (2, 3, 4))
+    assert room.shape == (2, 3, 4) and room.dtype == torch.float64 and room.is_contiguous()
+    assert own.room("tile", (6,)).data_ptr() == room.data_ptr()
+    assert own.room("other", (6,)).data_ptr() != room.data_ptr()
+    before = room.data_ptr()
+    del own
+    assert place((4, 6), torch.float64) == before == place((90,), torch.float16)
+
+
+def test_two_at_once_never_share():
+    first, second = Scratch(LIKE, torch.float32), Scratch(LIKE, torch.float32)
+    rooms = [own.room("tile", (100,)) for own in (first, second, first)]
+    assert rooms[0].data_ptr() == rooms[2].data_ptr() != rooms[1].data_ptr()
+    grown = first.room("tile", (200,))
+    assert grown.data_ptr() != rooms[1].data_ptr()
+
+
+def test_the_smallest_piece_that_is_large_enough_is_taken():
+    own = Scratch(LIKE, torch.float32)
+    for purpose, size in (("a", 10), ("b", 1000), ("c", 100)):
+        own.room(purpose, (size,))
+    del own
+    own = Scratch(LIKE, torch.float32)
+    own.room("tile", (50,))
+    assert sorted(kept()) == [40, 4000]
+
+
+def test_little_is_kept():
+    for size in (MOST_BYTES + 1, MOST_BYTES // 2, MOST_BYTES // 4, MOST_BYTES // 2 + 1):
+        own = Scratch(LIKE, torch.int8)
+        own.room("tile", (MOST_BYTES // 2,))
+        own.room("other", (size,))
+        del own
+        assert 0 < sum(kept()) <= MOST_BYTES
+
+
+def test_threads_have_their_own():
+    mine = place()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(place()))
+    own = Scratch(LIKE, torch.float32)
+    room = own.room("tile", (3, 5))
+    thread.start()
+    thread.join()
+    assert room.data_ptr() == mine and found[0] != mine
+
+
+def test_what_was_made_in_inference_mode_serves_outside_it():
+    layer, x = isonorm.IterNorm(8, group_size=4), torch.randn(6, 8, 12, 12)
+    with torch.inference_mode():
+        layer(x)
+    assert kept()
+    y = layer(x.clone().requires_grad_())
+    y.square().sum().backward()
+
+
+def test_layers_with_a_remainder_use_two_at_once():
+    """Groups of 4 and a remainder of 2 have tiles of their own at the same time."""
+    torch.manual_seed(0)
+    layer, x = isonorm.IterNorm(10, group_size=4), torch.randn(3, 10, 12, 12)
+    for _ in range(2):  # the second time with memory that holds something
+        with isonorm.backend("reference"):
+            expected = layer(x)
+        torch.testing.assert_close(layer(x), expected)
