@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import isonorm
 from isonorm.kernels import scratch
@@ -46,6 +47,15 @@ def test_two_at_once_never_share():
     assert grown.data_ptr() != rooms[1].data_ptr()
 
 
+def test_a_piece_is_given_back_once_even_if_there_is_no_memory_for_a_larger_one():
+    own = Scratch(LIKE, torch.float32)
+    own.room("tile", (10,))
+    with pytest.raises(RuntimeError, match="alloc"):
+        own.room("tile", (1 << 58,))
+    del own
+    assert kept() == [40]
+
+
 def test_the_smallest_piece_that_is_large_enough_is_taken():
     own = Scratch(LIKE, torch.float32)
     for purpose, size in (("a", 10), ("b", 1000), ("c", 100)):
@@ -83,6 +93,46 @@ def test_what_was_made_in_inference_mode_serves_outside_it():
     assert kept()
     y = layer(x.clone().requires_grad_())
     y.square().sum().backward()
+
+
+def test_the_default_device_is_not_that_of_an_input_on_the_cpu():
+    layer, x = isonorm.IterNorm(8, group_size=4), torch.randn(6, 8, 12, 12)
+    expected = layer(x)
+    scratch._kept.pieces = []
+    with torch.device("meta"):
+        torch.testing.assert_close(layer(x), expected)
+    assert kept()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("width", [12, 4])  # in rows, and gathered
+def test_a_trace_of_a_layer_in_training_has_memory_of_its_own(width):
+    layer, x = isonorm.IterNorm(8, group_size=4), torch.randn(6, 8, width, width)
+    layer(x)
+    before = kept()
+    traced = torch.jit.trace(layer, x, check_trace=False)
+    assert kept() == before
+    other = torch.randn_like(x)
+    torch.testing.assert_close(traced(other), layer(other))
+
+
+def test_what_a_dispatch_mode_keeps_is_not_used_again():
+    class Keeping(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.bmm.out:
+                products.append((result, result.clone()))
+            return result
+
+    products: list[tuple[torch.Tensor, torch.Tensor]] = []
+    layer, x = isonorm.IterNorm(8, group_size=4), torch.randn(6, 8, 12, 12)
+    layer(x)
+    with Keeping():
+        layer(x)
+    layer(2 * x)
+    assert products
+    for kept_one, as_it_was in products:
+        torch.testing.assert_close(kept_one, as_it_was)
 
 
 def test_layers_with_a_remainder_use_two_at_once():

@@ -31,8 +31,7 @@ class Scratch:
 
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
         self._like, self._dtype = like, dtype
-        # Not for the tensors of a tracer, and not for a device that does the same better.
-        self._keeps = like.device.type == "cpu" and type(like) is Tensor
+        self._keeps = _computes_at_once(like)
         self._pieces: dict[str, Tensor] = {}
 
     def room(self, purpose: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
@@ -44,8 +43,8 @@ class Scratch:
         size = prod(shape) * self._dtype.itemsize
         piece = self._pieces.get(purpose)
         if piece is None or piece.numel() < size:
-            if piece is not None:
-                _give_back(piece)
+            if piece is not None:  # no longer ours, even if there is no memory for the next
+                _give_back(self._pieces.pop(purpose))
             piece = self._pieces[purpose] = _take(size)
         return piece[:size].view(self._dtype).view(shape)
 
@@ -54,12 +53,24 @@ class Scratch:
             _give_back(piece)
 
 
+def _computes_at_once(like: Tensor) -> bool:
+    """Whether nobody but plain torch on a CPU sees these tensors. A tracer or a dispatch mode, such
+    as that of selective checkpoints, may hold on to them, and other devices do the same better.
+    """
+    return (
+        like.device.type == "cpu"
+        and type(like) is Tensor
+        and torch._C._get_tracing_state() is None
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
 def _take(size: int) -> Tensor:
     """The smallest piece that is large enough, or a new one."""
     fitting = [piece for piece in _kept.pieces if piece.numel() >= size]
     if not fitting:
         with torch.inference_mode(False):  # or nobody outside that mode could use it
-            return torch.empty(size, dtype=torch.uint8)
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
     best = min(fitting, key=Tensor.numel)
     _kept.pieces = [piece for piece in _kept.pieces if piece is not best]
     return best
