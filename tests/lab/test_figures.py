@@ -44,6 +44,12 @@ def test_condition_numbers_have_a_panel_with_the_epochs_that_have_one():
     np.testing.assert_allclose(panel.lines[0].get_xydata(), [[2, 100], [4, 10]])
 
 
+def test_a_condition_number_that_was_measured_once_can_be_seen():
+    trained = run_of((1.0, 100.0), (0.5, np.nan))
+    loss, _, panel = figures.curves({"BN": [trained]}, "title").axes
+    assert panel.lines[0].get_marker() == "o" and loss.lines[0].get_marker() == ""
+
+
 def test_a_loss_that_explodes_leaves_the_picture():
     calm, explodes = ((2.0, np.nan), (0.1, np.nan)), ((3.0, np.nan), (1e30, np.nan))
     loss, _ = figures.curves({"a": [run_of(*calm)], "b": [run_of(*explodes)]}, "title").axes

@@ -33,8 +33,7 @@ def curves(
     several_seeds = any(len(seeds) > 1 for seeds in results.values())
     note = " (line: mean, band: range)" if several_seeds else ""
     with matplotlib.rc_context(STYLE):
-        conditions = _has_conditions(results)
-        panels = 3 if conditions else 2
+        panels = 3 if _has_conditions(results) else 2
         figure = Figure(figsize=(4.2 * panels, 3.8 + 0.2 * extra_rows), layout="constrained")
         figure.suptitle(title + note, x=0.01, ha="left", fontsize=8.5, color="0.35")
         loss_axes, error_axes, *more = figure.subplots(1, panels, sharex=True)
@@ -144,7 +143,7 @@ def _draw(
     values[~np.isfinite(values)] = np.nan
     measured = ~np.isnan(values).all(axis=0)  # some quantities are, every hundredth epoch
     values, epochs = values[:, measured], np.arange(1, longest + 1)[measured]
-    marker = "o" if longest == 1 else ""  # a line through one point cannot be seen
+    marker = "o" if len(epochs) == 1 else ""  # a line through one point cannot be seen
     axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=dashes, marker=marker)
     axes.fill_between(
         epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0
