@@ -86,18 +86,19 @@ def _file_curves(path: Path, runs: Sequence[Mapping[str, Any]], to: Path) -> Non
     """Every epoch of the trainings that count; of a grid's other points, which may be a hundred
     times as many, the last, by which they were not chosen.
     """
-    chosen = _chosen_points(runs)
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    name, point, number = (header.index(key) for key in ("configuration", "point", "number"))
-    last: dict[tuple[str, ...], str] = {}
-    for row in rows:
-        last[tuple(row[:number])] = row[number]
-    kept = [
-        [_shorter(value) for value in row]
-        for row in rows
-        if row[point] == chosen[row[name]] or row[number] == last[tuple(row[:number])]
-    ]
+    with records.reading(path):
+        chosen = _chosen_points(runs)
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file)
+        name, point, number = (header.index(key) for key in ("configuration", "point", "number"))
+        last: dict[tuple[str, ...], str] = {}
+        for row in rows:
+            last[tuple(row[:number])] = row[number]
+        kept = [
+            row[: number + 1] + [_shorter(value) for value in row[number + 1 :]]
+            for row in rows
+            if row[point] == chosen[row[name]] or row[number] == last[tuple(row[:number])]
+        ]
     records.write_csv(to, header, kept)
 
 

@@ -74,6 +74,8 @@ def resumed(context: typer.Context, folder: Path) -> Experiment:
     """The run in a folder, to go on with as it was begun, with other ``--jobs`` where they are
     given: how many trainings run at once changes no result.
     """
+    if (folder / run_files.COMPRESSED_CURVES).exists():
+        raise ValueError(f"{folder} is a record, and finished: begin a new run.")
     experiment = run_files.read(folder)
     if is_given(context, "jobs"):
         experiment.machine = replace(experiment.machine, jobs=context.params["jobs"])

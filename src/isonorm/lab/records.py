@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -93,7 +94,7 @@ def reading(path: Path) -> Iterator[None]:
     """Around the reading of a file that a run has left: damage is told in one sentence."""
     try:
         yield
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is missing or damaged, and with it what was found: begin a new run."
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
@@ -79,18 +80,25 @@ def test_of_points_that_were_not_chosen_a_record_has_the_last_epoch(tmp_path):
     header = ["configuration", "seed", "point", "validating", "number", "train_loss"]
     losses = {("0", "0"): (2.0, 1.0), ("0", "1"): (3.0, 1 / 3), ("1", "1"): (5.0, 4.0)}
     rows = [
-        ["a", seed, point, "False", str(number), str(loss)]
+        ["1.50 x", seed, point, "False", str(number), str(loss)]
         for (seed, point), each in losses.items()
         for number, loss in enumerate(each, 1)
     ]
     records.write_csv(tmp_path / "curves.csv", header, rows)
     runs = [
-        {"name": "a", "seed": int(seed), "point": int(point), "validating": False, "train_loss": l}
+        {
+            "name": "1.50 x",  # which is no number to be shortened
+            "seed": int(seed),
+            "point": int(point),
+            "validating": False,
+            "train_loss": l,
+        }
         for (seed, point), (_, l) in losses.items()
     ]
     _file_curves(tmp_path / "curves.csv", runs, tmp_path / "curves.csv.gz")
     with gzip.open(tmp_path / "curves.csv.gz", "rt") as file:
-        kept = [line.split(",")[1:] for line in file.read().splitlines()[1:]]
+        names, kept = zip(*((row[0], row[1:]) for row in list(csv.reader(file))[1:]), strict=True)
+    assert set(names) == {"1.50 x"}
     assert [row[:2] + row[3:] for row in kept] == [
         ["0", "0", "2", "1"],
         ["0", "1", "1", "3"],
@@ -134,6 +142,35 @@ def test_without_its_curves_a_run_is_no_record(full_run, tmp_path, isonorm_comma
     refused = isonorm_command("record", full_run, "--to", tmp_path / "records")
     assert refused.exit_code == 2 and "has lost what its numbers rest on" in refused.output
     assert not (tmp_path / "records").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "configuration\nBN\n", "configuration,point,number\n?,0,1\n"]
+)
+def test_with_damaged_curves_a_run_is_no_record(full_run, tmp_path, isonorm_command, damage):
+    (full_run / "curves.csv").write_text(damage)
+    refused = isonorm_command("record", full_run, "--to", tmp_path / "records")
+    assert refused.exit_code == 2 and "curves.csv is missing or damaged" in refused.output
+    assert not (tmp_path / "records" / RECIPE).exists()
+
+
+@pytest.mark.parametrize("cut", [slice(0, -20), slice(20, None), slice(0, 0)])
+def test_a_record_whose_curves_are_damaged_is_told_in_a_sentence(
+    full_run, tmp_path, isonorm_command, cut
+):
+    isonorm_command("record", full_run, "--to", tmp_path / "records")
+    curves = tmp_path / "records" / RECIPE / "curves.csv.gz"
+    curves.write_bytes(curves.read_bytes()[cut])
+    with pytest.raises(ValueError, match="is missing or damaged"), records.reading(curves):
+        run_files._results(curves, [{"name": "?", "seed": 0, "point": None, "validating": False}])
+
+
+def test_a_record_is_not_gone_on_with(full_run, tmp_path, isonorm_command):
+    isonorm_command("record", full_run, "--to", tmp_path / "records")
+    before = files(tmp_path / "records")
+    refused = isonorm_command("run", "--resume", tmp_path / "records" / RECIPE)
+    assert refused.exit_code == 2 and "is a record, and finished" in refused.output
+    assert files(tmp_path / "records") == before
 
 
 def test_an_earlier_record_gives_way_only_when_told(full_run, tmp_path, isonorm_command):
