@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -86,8 +86,7 @@ class Machine:
         the products that stay in float32, those of large groups' roots, by TF32.
         """
         mixed = self.precision == "bf16" and self.device.startswith("cuda")
-        products = "high" if mixed else torch.get_float32_matmul_precision()
-        with torch_threads(self.threads), float32_products(products):
+        with torch_threads(self.threads), float32_products("high") if mixed else nullcontext():
             yield
 
     def prepare(self, model: nn.Module) -> nn.Module:

@@ -1,0 +1,47 @@
+"""What torch is set to while a machine works."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from isonorm.lab.machine import Machine
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "products"),
+    [
+        ("cuda", "bf16", "high"),
+        ("cuda:1", "bf16", "high"),
+        ("cuda", "float32", "highest"),
+        ("cpu", "bf16", "highest"),
+    ],
+)
+def test_products_in_float32_take_tf32_beside_bfloat16_on_a_gpu(device, precision, products):
+    assert torch.get_float32_matmul_precision() == "highest"
+    with Machine(device=device, precision=precision, threads=torch.get_num_threads()).settings():
+        assert torch.get_float32_matmul_precision() == products
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_settings_come_back_after_an_error():
+    machine = Machine(device="cuda", precision="bf16", threads=torch.get_num_threads() + 1)
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyError), machine.settings():
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9")
+def test_a_precision_set_by_torchs_newer_interface_is_left_alone():
+    """Asked by the older one, torch would raise."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = "tf32"
+    try:
+        with Machine(threads=torch.get_num_threads()).settings():
+            assert products.fp32_precision == "tf32"
+    finally:
+        products.fp32_precision = before
+    assert torch.get_float32_matmul_precision() == "highest", "as it was, for what comes after"
