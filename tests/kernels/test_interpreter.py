@@ -32,7 +32,7 @@ def call(self, *args, **options):
 interpreter.InterpretedFunction.__call__ = call
 """
 INTERPRETED = {
-    "batch": """
+    "batch and edges": """
 for index, op in enumerate(OPERATIONS):
     small = SHAPES[1:2] + SHAPES[3:4] if op.is_matrix else SHAPES[:4]
     for number, shape in enumerate(small):
@@ -41,6 +41,9 @@ for index, op in enumerate(OPERATIONS):
         dtype = (torch.float32, half)[number % 2]
         layout = ("nchw", "channels_last")[(index + number) % 2]
         check(shape.values[0], area.batch(shape.values[1]), op, dtype, layout)
+check_edges()
+check_range_of_float16()
+check_gradients_of_full_whitening()
 """,
     "fused": """
 for index, (act, with_residual) in enumerate(FUSED):
@@ -51,14 +54,12 @@ for index, (act, with_residual) in enumerate(FUSED):
     check_twice_differentiated(act, with_residual)
 check_fused_operators()
 """,
-    "other areas": """
+    "other areas and colorings": """
 for index, case in enumerate(WITHIN_EXAMPLES):
     dtype = (torch.float32, torch.float16)[index % 2]
     layout = ("nchw", "channels_last")[index // 2 % 2]
     check((2, 12, 4, 5), *case.values, dtype, layout)
     check_fused((2, 12, 4, 5), *case.values, dtype, layout, *FUSED[index % 5])
-""",
-    "coloring": """
 for case in COLORED:
     check_colored(*case)
 """,
@@ -71,16 +72,8 @@ check_what_changes()
 check_what_is_replaced()
 check_saved_tensors()
 check_transforms()
-""",
-    "shortcut, compiled": """
-from tests.kernels.shortcut_checks import *
 check_operators()
 check_compiled("aot_eager")
-""",
-    "edges": """
-check_edges()
-check_range_of_float16()
-check_gradients_of_full_whitening()
 """,
 }
 

@@ -135,7 +135,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(whole, files, tmp_path, monk
 def test_two_processes_train_to_the_weights_of_one(files, tmp_path):
     """On the CPU with gloo, in float64, with the statistics of the whole batch."""
     options = ["--precision", "float64", "--sync-statistics"]
-    for pattern in ("plain", "LN", "BN", "G*"):  # DBN in groups of 1 to all, at two learning rates
+    for pattern in ("BN", "G1*"):  # DBN in groups of 1, of 16 and all, at two learning rates
         options += ["--only", pattern]
     recipe = "dbn2018-fig4"
     one = isonorm_command(*words(files, tmp_path / "one", *options, recipe=recipe))
@@ -151,7 +151,7 @@ def test_two_processes_train_to_the_weights_of_one(files, tmp_path):
     assert two.returncode == 0, two.stdout + two.stderr
     folders = [next((tmp_path / name).iterdir()) for name in ("one", "two")]
     expected, found = map(weights, folders)
-    assert len(expected) == 18
+    assert len(expected) == 8
     for name in expected:
         for key, value in expected[name].items():
             assert value.dtype == torch.float64 or not value.is_floating_point()
