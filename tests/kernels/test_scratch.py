@@ -18,6 +18,7 @@ LIKE = torch.zeros(1)
 @pytest.fixture(autouse=True)
 def _nothing_is_kept(monkeypatch):
     monkeypatch.setattr(scratch, "_kept", scratch._Kept())
+    monkeypatch.setattr(scratch, "LEAST_BYTES", 1)
 
 
 def place(shape=(3, 5), dtype=torch.float32):
@@ -73,6 +74,15 @@ def test_little_is_kept():
         own.room("other", (size,))
         del own
         assert 0 < sum(kept()) <= MOST_BYTES
+
+
+def test_small_rooms_are_left_to_malloc(monkeypatch):
+    monkeypatch.setattr(scratch, "LEAST_BYTES", 400)
+    own = Scratch(LIKE, torch.float32)
+    own.room("small", (99,))
+    own.room("large", (100,))
+    del own
+    assert kept() == [400]
 
 
 def test_threads_have_their_own():

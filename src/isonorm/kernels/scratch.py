@@ -14,8 +14,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-#: Bytes that a thread keeps, at most.
-MOST_BYTES = 1 << 25
+#: Bytes that a thread keeps, at most; and from which on a room is worth it: malloc itself keeps
+#: small ones.
+MOST_BYTES, LEAST_BYTES = 1 << 25, 1 << 20
 
 
 class _Kept(threading.local):
@@ -35,12 +36,12 @@ class Scratch:
         self._pieces: dict[str, Tensor] = {}
 
     def room(self, purpose: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """A contiguous tensor of this shape: for one purpose always the same memory, which holds
-        whatever it held, until more is asked for.
+        """A contiguous tensor of this shape. If it is large, it is for one purpose always the same
+        memory, which holds whatever it held, until more is asked for.
         """
-        if not self._keeps:
-            return self._like.new_empty(shape, dtype=self._dtype)
         size = prod(shape) * self._dtype.itemsize
+        if not self._keeps or size < LEAST_BYTES:
+            return self._like.new_empty(shape, dtype=self._dtype)
         piece = self._pieces.get(purpose)
         if piece is None or piece.numel() < size:
             if piece is not None:  # no longer ours, even if there is no memory for the next
