@@ -78,7 +78,7 @@ def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
 
 # Strikes when the third training has saved its first epoch: the first or the second has ended.
 STRUCK = """
-import multiprocessing, os, signal, time
+import os, signal, time
 from isonorm.lab import checkpoints, cli, experiment
 experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
 experiment.figures.save = lambda *arguments: []
@@ -96,7 +96,7 @@ if __name__ == "__main__":  # the processes that train import this, too
 """
 STRIKES = {
     "a process that trains is killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "the command is killed": "os.kill(multiprocessing.parent_process().pid, signal.SIGKILL)",
+    "the command is killed": "os.kill(os.getppid(), signal.SIGKILL)",
     "Ctrl-C": "os.killpg(0, signal.SIGINT)",
 }
 

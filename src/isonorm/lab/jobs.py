@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,9 +25,6 @@ from .comparison import count
 from .experiment import Experiment, Trial, do
 from .progress import Bar, Progress
 from .train import Epoch, Result
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, SpawnContext
 
 _SECONDS_TO_STOP = 10.0  # then a process is killed
 
@@ -74,7 +70,7 @@ def side_by_side(
 
 def _start(experiment: Experiment) -> list[_Worker]:
     """As many processes as there can be trainings at once."""
-    context = _context(experiment.machine.device)
+    context = get_context("spawn")  # CUDA does not survive a fork
     workers: list[_Worker] = []
     task = replace(experiment, results={})
     with _ctrl_c_is_for_this_process():
@@ -85,17 +81,6 @@ def _start(experiment: Experiment) -> list[_Worker]:
             there.close()  # so that the end of the process is the end of the pipe
             workers.append(_Worker(process, here))
     return workers
-
-
-def _context(device: str) -> ForkServerContext | SpawnContext:
-    """CUDA does not survive a fork: with it every process begins from nothing. Otherwise they are
-    forked from one that has imported what they need, which takes longer than a short training.
-    """
-    if device != "cpu" or sys.platform != "linux":
-        return get_context("spawn")
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, "lightning_fabric"])
-    return context
 
 
 def _hand_out(experiment: Experiment, workers: list[_Worker], progress: Progress) -> None:
