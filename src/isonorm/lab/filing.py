@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 import shlex
 import shutil
@@ -36,7 +35,7 @@ def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
         records.write_json(folder / RESULT, content)
         for path in _other_files(run):
             if path.name == CURVES:
-                _file_curves(path, content["runs"], folder / COMPRESSED_CURVES)
+                _file_curves(path, content["summary"], folder / COMPRESSED_CURVES)
             else:
                 shutil.copyfile(path, folder / path.name)
         for path in folder.iterdir():
@@ -82,12 +81,13 @@ def _without_machine(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**clean, "data": FOLDER} if "data" in content else clean
 
 
-def _file_curves(path: Path, runs: Sequence[Mapping[str, Any]], to: Path) -> None:
+def _file_curves(path: Path, summary: Sequence[Mapping[str, Any]], to: Path) -> None:
     """Every epoch of the trainings that count; of a grid's other points, which may be a hundred
     times as many, the last, by which they were not chosen.
     """
     with records.reading(path):
-        chosen = _chosen_points(runs)
+        points = {row["configuration"]: row["point"] for row in summary}
+        chosen = {name: "" if point is None else str(point) for name, point in points.items()}
         with path.open(encoding="utf-8", newline="") as file:
             header, *rows = csv.reader(file)
         name, point, number = (header.index(key) for key in ("configuration", "point", "number"))
@@ -100,24 +100,6 @@ def _file_curves(path: Path, runs: Sequence[Mapping[str, Any]], to: Path) -> Non
             if row[point] == chosen[row[name]] or row[number] == last[tuple(row[:number])]
         ]
     records.write_csv(to, header, kept)
-
-
-def _chosen_points(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Of each configuration the point that its first seed chose, as the curves name it: see
-    ``Experiment.chosen_point``.
-    """
-    chosen: dict[str, str] = {}
-    for name in {run["name"] for run in runs}:
-        tried = [run for run in runs if run["name"] == name and run["seed"] == 0]
-        validating = [run for run in tried if run["validating"]]
-        by = "test_error" if validating else "train_loss"
-
-        def value(run: Mapping[str, Any], by: str = by) -> float:
-            return math.inf if run[by] is None else run[by]
-
-        best = min(validating or tried, key=value)
-        chosen[name] = "" if best["point"] is None else str(best["point"])
-    return chosen
 
 
 def _shorter(value: str) -> str:

@@ -75,6 +75,7 @@ def content(experiment: Experiment) -> dict[str, Any]:
         "summary": [
             {
                 "configuration": name,
+                "point": experiment.chosen_point(recipe[name]),
                 "setting": _setting(experiment, name),
                 **{key: asdict(_estimate(key, results)) for key in MEASURES},
                 **_epochs_to_threshold(recipe, results),

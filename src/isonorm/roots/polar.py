@@ -4,8 +4,8 @@ Each step applies the odd polynomial x·q(x²), q = a + b·t + c·t², that come
 interval in which the singular values can still lie; its worst error defines the next interval. That
 greedy choice is optimal among all compositions of such steps (Amsel et al., "The Polar Express",
 2025; Grishina et al., CANS, 2025), and with a cushion, as the former have it, also kind to rounding
-errors. Where the plain Newton step needs the small eigenvalues to grow
-by 3/2 at a time, these grow them by up to 4 and more.
+errors. Where the plain Newton step needs the small eigenvalues to grow by 3/2 at a time, these grow
+them by up to 4 and more.
 
 The coefficients are generated here, for the requested number of steps, by equioscillation.
 """

@@ -85,17 +85,8 @@ def test_of_points_that_were_not_chosen_a_record_has_the_last_epoch(tmp_path):
         for number, loss in enumerate(each, 1)
     ]
     records.write_csv(tmp_path / "curves.csv", header, rows)
-    runs = [
-        {
-            "name": "1.50 x",  # which is no number to be shortened
-            "seed": int(seed),
-            "point": int(point),
-            "validating": False,
-            "train_loss": l,
-        }
-        for (seed, point), (_, l) in losses.items()
-    ]
-    _file_curves(tmp_path / "curves.csv", runs, tmp_path / "curves.csv.gz")
+    summary = [{"configuration": "1.50 x", "point": 1}]
+    _file_curves(tmp_path / "curves.csv", summary, tmp_path / "curves.csv.gz")
     with gzip.open(tmp_path / "curves.csv.gz", "rt") as file:
         names, kept = zip(*((row[0], row[1:]) for row in list(csv.reader(file))[1:]), strict=True)
     assert set(names) == {"1.50 x"}
