@@ -38,7 +38,7 @@ KERNELS = {
     "sums": "backward_sums_kernel",
     "backward_apply": "backward_apply_kernel",
 }
-TILES, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (2, 3)
+TILES, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (2, 3, 4)
 PROGRAMS = {
     "moments": (1, 2, 3, 4, 8),
     "apply": (4, 8, 16, 64),
@@ -122,6 +122,9 @@ class Kernels:
             self.total, p.cov, p.w, p.memo, weight, *outputs
         )
         steps["backward_apply"] = self.launch("backward_apply")
+        if back.backward_rest is not None:
+            tensors = self.tensors("backward_apply")
+            steps["rest of it"] = lambda: back.backward_rest(*tensors)  # type: ignore[misc]
         return steps
 
     def launch(self, name: str, tuning=None) -> Step:

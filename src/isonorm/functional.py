@@ -138,7 +138,9 @@ def normalize_with_transform(
         check_synchronizable(area, operation)
 
     colors = isinstance(recovery, Coloring)
-    backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
+    backend = "reference"
+    if statistics is None:
+        backend = choose(operation, area, x, colors, act).backend
     applied = area if operation.is_matrix else area.featurewise()
     fuses = backend == "triton" and _inside(recovery, applied, backend)
     fused = act if fuses and act not in (None, "identity") else ""

@@ -105,6 +105,27 @@ def check(shape, where, op, dtype, layout) -> None:
         assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
 
 
+def check_large_groups(dtype, layout) -> None:
+    """Matrices that take all the registers and the shared memory there are: float32 in two launches
+    where it must be accurate ("highest"), and in TF32 or two bfloat16 where not.
+    """
+    x, dy, _, weight, bias = make_inputs((6, 200, 5, 7), dtype, layout)
+    where, op = area.batch(100), operation.whiten("newton", 5)
+    want = passes(*(t.double() for t in (x, dy, weight, bias)), where, op, "torch")
+    before = torch.get_float32_matmul_precision()
+    float32 = dtype == torch.float32
+    # "high" rounds operands to TF32's 11 bits
+    tolerances = {"highest": 3e-6, "high": 1e-3} if float32 else {"high": TOLERANCE[dtype]}
+    try:
+        for precision, tolerance in tolerances.items():
+            torch.set_float32_matmul_precision(precision)
+            got = passes(x, dy, weight, bias, where, op, "triton")
+            for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
+                assert relative_error(g, w) < tolerance, (precision, name, relative_error(g, w))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def check_fused(shape, where, op, dtype, layout, act, with_residual) -> None:
     """An activation and a residual inside the kernels, against the same composed in float64."""
     x, dy, residual, weight, bias = make_inputs(shape, dtype, layout)

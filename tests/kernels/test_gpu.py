@@ -24,6 +24,7 @@ from tests.kernels.checks import (
     check_fused,
     check_fused_operators,
     check_gradients_of_full_whitening,
+    check_large_groups,
     check_range_of_float16,
     check_twice_differentiated,
 )
@@ -46,6 +47,13 @@ from tests.kernels.shortcut_checks import (
 @pytest.mark.parametrize(("shape", "group_size"), SHAPES)
 def test_kernels_agree_with_float64(shape, group_size, op, dtype, layout) -> None:
     check(shape, area.batch(group_size), op, dtype, layout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_kernels_of_large_groups_agree_with_float64(dtype, layout) -> None:
+    check_large_groups(dtype, layout)
 
 
 @pytest.mark.gpu
@@ -198,12 +206,24 @@ def test_operators_run_on_a_gpu_that_is_not_the_current_one() -> None:
         torch.testing.assert_close(compiled, eager)
 
 
-def test_groups_as_features_have_the_limit_of_float32(monkeypatch) -> None:
-    """Their recovery follows the kernels, which then work in float32."""
+@pytest.mark.parametrize(
+    "op, where, dtype, act, backend",
+    [
+        (operation.whiten(), area.batch(128), torch.float32, None, "triton"),
+        (operation.whiten(), area.batch(128), torch.bfloat16, "relu", "triton"),
+        (operation.whiten(), area.batch(128), torch.float32, "relu", "torch"),
+        (operation.whiten("polar"), area.batch(128), torch.bfloat16, None, "torch"),
+        # their recovery follows the kernels, which then work in float32
+        (operation.whiten(), area.group(128), torch.float16, None, "torch"),
+    ],
+)
+def test_large_groups_run_where_their_matrices_fit(
+    op, where, dtype, act, backend, monkeypatch
+) -> None:
     monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
-    x = torch.randn(2, 128, 4, 4, dtype=torch.float16)
-    choice = choose(operation.whiten(), area.group(128), x)
-    assert choice.backend == "torch" and "64" in choice.reason
+    choice = choose(op, where, torch.randn(2, 128, 4, 4, dtype=dtype), act=act)
+    assert choice.backend == backend
+    assert backend == "triton" or "64" in choice.reason
 
 
 def test_the_choice_gives_a_reason() -> None:

@@ -25,8 +25,9 @@ BACKENDS = ("auto", "reference", "torch", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Whether Triton's interpreter stands in for a GPU, as in the tests.
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-#: The largest group whose products fit shared memory: 16-bit operands, and float32 ones.
-LARGEST_GROUP, LARGEST_FLOAT32_GROUP = 128, 64
+#: The largest group whose products fit shared memory, and the largest where they need more of it:
+#: full whitening, a recovery that follows, and float32 with an activation inside.
+LARGEST_GROUP, LARGEST_DEMANDING_GROUP = 128, 64
 #: Kernels that go channel by channel leave two numbers for each: few beside so many positions.
 FEWEST_POSITIONS = 16
 
@@ -78,13 +79,15 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def choose(operation: Operation, area: Area, x: Tensor, colors: bool = False) -> Choice:
+def choose(
+    operation: Operation, area: Area, x: Tensor, colors: bool = False, act: str | None = None
+) -> Choice:
     """The implementation for a training pass, and the reason for it."""
     if _requested == "reference":
         return Choice("reference", "asked for")
     reason = _why_reference(operation)
     if reason is None and _requested != "torch":
-        reason = _why_not_triton(area, operation, x, colors)
+        reason = _why_not_triton(area, operation, x, colors, act)
         if reason is None:
             return Choice("triton", "asked for" if _requested == "triton" else "a GPU is there")
         if _requested == "triton":
@@ -112,7 +115,9 @@ def _why_reference(operation: Operation) -> str | None:
     return None
 
 
-def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -> str | None:
+def _why_not_triton(
+    area: Area, operation: Operation, x: Tensor, colors: bool, act: str | None
+) -> str | None:
     """What keeps the kernels from running, if anything."""
     if not x.is_cuda and not INTERPRETING:
         return f"the input is on {x.device.type}, and the kernels need a GPU"
@@ -130,8 +135,9 @@ def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -
         return None
     size = area.num_features(x.shape[1])
     outside = area.features == "groups"  # a recovery then follows the kernels, which give float32
-    float32 = x.dtype == torch.float32 or operation.method != "newton" or outside
-    largest = LARGEST_FLOAT32_GROUP if float32 else LARGEST_GROUP
+    activates = act not in (None, "identity") and x.dtype == torch.float32
+    demanding = operation.method != "newton" or outside or activates
+    largest = LARGEST_DEMANDING_GROUP if demanding else LARGEST_GROUP
     if size > largest:
         return f"the kernels take groups up to {largest} channels for this, not {size}"
     return None

@@ -18,8 +18,11 @@ from ..operation import Operation
 from ..roots import DEFAULT_STEPS, Recurrence, Root
 from ..statistics import Statistics
 
-#: The largest group whose matrices fit the registers and shared memory of one program.
-FUSED_ROOT = 64
+#: Newton steps whose iterates and gradients stay in float16's range.
+SHORT = 7
+#: The largest group whose matrices fit the registers and shared memory of one program: for short
+#: iterations, whose products are float16's, and for all.
+LARGEST_SHORT_ROOT, LARGEST_ROOT = 128, 64
 #: Iterations that kernels run: Newton's as long as they arrive before rounding matters in float32
 #: (see ``recurrence.Watch``), polar's where they arrive at all.
 FUSED_STEPS = {"newton": range(15), "polar": (DEFAULT_STEPS,)}
@@ -152,14 +155,17 @@ class Plan:
         return [(block, *self.area.problem_shape(block, batch, positions)) for block in blocks]
 
     def fuses_root(self, d: int, device: torch.device) -> bool:
-        """Whether one kernel runs the whole recurrence of a group: newton or polar, d up to 64.
+        """Whether one kernel runs the whole recurrence of a group: newton or polar, d up to 64, or
+        up to 128 for a few steps of newton.
 
         Not where statistics come from all ranks: the kernels begin with this rank's own sums.
         """
         root = self.root(d, device)
         if self.backend != "triton" or self.group or not isinstance(root, Recurrence):
             return False
-        return d <= FUSED_ROOT and len(root.steps) in FUSED_STEPS[root.name]
+        short = root.name == "newton" and len(root.steps) <= SHORT
+        largest = LARGEST_SHORT_ROOT if short else LARGEST_ROOT
+        return d <= largest and len(root.steps) in FUSED_STEPS[root.name]
 
     def memo_shape(self, b: int, d: int, device: torch.device) -> tuple[int, ...]:
         root = self.root(d, device)

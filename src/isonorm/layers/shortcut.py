@@ -106,7 +106,7 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
         return None  # made of other parameters
     if x.dim() < 2 or not x.is_floating_point() or norm.process_group:
         return None
-    if choose(norm.operation, norm.area, x).backend != "triton":
+    if choose(norm.operation, norm.area, x, act=norm.act).backend != "triton":
         return None
     check_options(norm.eps, norm.act)
     check_recovery(norm.recovery, norm.area, x.shape[1])

@@ -61,7 +61,7 @@ class Express:
         self.diagonal = bool(run.lay.constants["DIAG"])
         self.forward_kernels = _present(run.moments, run.sum_moments, self.root, run.apply)
         self.backward_kernels = _present(
-            back.sums, back.sum_sums, self.gradients, back.backward_apply
+            back.sums, back.sum_sums, self.gradients, back.backward_apply, back.backward_rest
         )
         vector, square = run.b * run.d, run.b * run.d * run.d
         self.kept = plan.kept(x.shape[0], x.shape[1], x.shape[2], x.device)
@@ -141,10 +141,10 @@ class Express:
         del sums, parts
         dx = torch.empty_like(x)
         p_dy = p_dy if g is None else p_g
-        _go(
-            run.backward_apply, stream,
-            p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias,
-        )  # fmt: skip
+        places = (p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias)
+        _go(run.backward_apply, stream, *places)
+        if run.backward_rest is not None:
+            _go(run.backward_rest, stream, *places)
         return dx, dweight, dbias, g
 
     def _walkable(self, t: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ TILES_TO_REDUCE, TILES_TO_MAP = 4, 6
 MOST_PROGRAMS = 2**16 - 1
 
 
-#: Triton's interpreter cannot multiply bfloat16, and multiplies float32 exactly in any case.
-TWO_BFLOAT16 = "tf32x3" if INTERPRETING else "bf16x3"
+#: Products of float32 as two bfloat16: see ``stream``.
+TWO_BFLOAT16 = "bf16x3 in float32" if INTERPRETING else "bf16x3"
 
 
 class Tuning(NamedTuple):
@@ -102,6 +102,11 @@ class Layout(NamedTuple):
         """Numbers in one part of the sums: (G, D) first ones, then (G, D[, D]) second ones."""
         return self.problems * self.d * (2 if self.constants["DIAG"] else self.d + 1)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether one matrix, in the two halves of three-term TF32, fills the shared memory."""
+        return not self.constants["DIAG"] and self.d > CHANNELS and self.precision == "tf32x3"
+
     def launcher(
         self, name: str, flags: dict[str, object], tuning: Tuning | None = None
     ) -> Launcher:
@@ -141,21 +146,29 @@ class Layout(NamedTuple):
         """How a kernel runs best on this layout, by what was measured on an H200 for groups of 64:
         see ``benchmarks.kernels``.
         """
-        wide, vector = self.operand == 4, self.vector  # bytes that a thread can load at once
+        vector = self.vector  # bytes that a thread can load at once
+        # one product of float32 operands, not several
+        single = self.precision == "tf32" and not self.constants["DIAG"]
+        wide = self.operand == 4 and not self.constants["RAW"]
         if name == "moments_kernel":
-            tile = 64 if wide or vector < 16 else 128
-            tuning = Tuning(tile if vector >= 4 else 32, 4, 3, programs=3 if vector >= 16 else 4)
+            tile = 64 if self.operand == 4 or vector < 16 else 128
+            tile = tile if vector >= 4 else 32
+            tuning = Tuning(tile, 4, 3, programs=4 if vector in (4, 8) else 3)
         elif name == "backward_sums_kernel":
-            tuning = Tuning(32 if wide else 64, 4, 3, programs=3 if wide else 2)
+            several = wide and not single
+            tuning = Tuning(32 if several else 64, 4, 3, programs=3 if several else 2)
         elif name == "apply_kernel":
             tuning = Tuning(64, 4, 3 if vector >= 16 else 2, programs=4)
+        elif single:
+            tuning = Tuning(128, 8, 3, programs=4)
+        elif wide:
+            tuning = Tuning(32, 4, 3, programs=4)
         else:
-            tuning = Tuning(32 if wide else 64, 4, 3 if wide else 2, programs=4)
-        tile = tuning.tile if self.d <= 64 else min(tuning.tile, 64)
-        return tuning._replace(
-            tile=min(tile, padded(self.n * self.s)),
-            warps=tuning.warps if self.d <= 64 else 2 * tuning.warps,
-        )
+            tuning = Tuning(64 if vector >= 4 else 128, 4, 2, programs=4)
+        if self.d > CHANNELS:  # registers for one program, or two of the smaller ones
+            tile = 32 if self.crowded else min(tuning.tile, 64)
+            tuning = tuning._replace(tile=tile, warps=8, programs=2)
+        return tuning._replace(tile=min(tuning.tile, padded(self.n * self.s)))
 
 
 #: Kernels that leave partial sums, one for each program: few programs are better.
@@ -188,6 +201,13 @@ def layout(
     promote = matrix and plan.operation.method != "newton" and dtype != torch.float32
     align = gcd(sc, 16)
     width = 1 if merged or ss != 1 else gcd(s, 16)
+    vector = dtype.itemsize * min(align, 16 if merged else width) if ss < sc else 16
+    # Narrow copies arrive where tensor cores read slowly. Promoted, float16 is two bfloat16.
+    raw = (
+        matrix
+        and (vector >= 16 or promote)
+        and (dtype == torch.bfloat16 or (dtype == torch.float16 and not promote))
+    )
     groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
@@ -197,6 +217,7 @@ def layout(
         "I64": way.extent >= 2**31,
         "EXAMPLES": examples > 1,
         "DIAG": not matrix,
+        "RAW": raw,
         "ALIGN": align,
         "WIDTH": width,
         "NEAR": ss < sc,
@@ -213,7 +234,7 @@ def layout(
         s,
         merged,
         4 if promote else dtype.itemsize,
-        dtype.itemsize * min(align, 16 if merged else width) if ss < sc else 16,
+        vector,
         product_precision(dtype, promote, precision),
         multiprocessors(device),
         (n, s // width, sn, sc // align, ss, se, features, size, groups),

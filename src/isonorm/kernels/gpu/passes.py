@@ -17,7 +17,7 @@ from ...area import Block
 from ...roots import Recurrence
 from ...roots.polar import cubic_steps
 from ...roots.recurrence import Step
-from ..plan import MOST_SHAPES, Plan
+from ..plan import MOST_SHAPES, SHORT, Plan
 from . import root as roots
 from .launch import Launcher
 from .layout import Layout, layout, padded
@@ -28,10 +28,8 @@ Constants = dict[str, object]
 #: Running averages are ``express``'s to ask for.
 NO_AVERAGE: Constants = {"AVERAGE": ""}
 
-#: Warps of the kernels on d × d matrices.
-ROOT_WARPS = 4
-#: Newton steps whose iterates and gradients stay in float16's range.
-SHORT = 7
+#: Channels from which a program's matrices are large: it has more warps then, and less room.
+LARGE = 128
 #: Parts and columns that a program adds up at a time, and problems it differentiates.
 PARTS, COLUMNS, SCALES = 64, 32, 256
 
@@ -40,7 +38,7 @@ class Pass(NamedTuple):
     """The kernels of the six steps for one block of one shape of input.
 
     ``root`` and ``gradients`` are None where the d × d work is torch's: methods without a kernel,
-    groups above 64, and areas whose samples are of several channels.
+    large groups, and areas whose samples are of several channels.
     """
 
     lay: Layout
@@ -58,6 +56,7 @@ class Pass(NamedTuple):
     sums: Launcher
     gradients: Launcher | None
     backward_apply: Launcher
+    backward_rest: Launcher | None  # adds the term that the former had no room for
     sum_moments: Launcher | None  # of several programs' parts
     sum_sums: Launcher | None
 
@@ -104,6 +103,10 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
     moments = lay.launcher("moments_kernel", {"CENTER": plan.operation.centers})
     read: Constants = {"EXTRA": kinds.extra is not None, "THROUGH": kinds.through}
     sums = lay.launcher("backward_sums_kernel", fused | read)
+    terms = ("of x", "of dy") if lay.crowded else ("both",)
+    backward_apply, *rest = (
+        lay.launcher("backward_apply_kernel", remade | {"TERMS": term}) for term in terms
+    )
     return Pass(
         lay=lay,
         b=b,
@@ -119,7 +122,8 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
         apply=lay.launcher("apply_kernel", fused | {"RESIDUAL": kinds.extra is not None}),
         sums=sums,
         gradients=small.gradients,
-        backward_apply=lay.launcher("backward_apply_kernel", remade),
+        backward_apply=backward_apply,
+        backward_rest=rest[0] if rest else None,
         sum_moments=_sum_of_parts(moments, lay),
         sum_sums=_sum_of_parts(sums, lay),
     )
@@ -170,13 +174,12 @@ def _whitening(
         return _Small(statistics)
     recurrence = plan.root(d, x.device)
     assert isinstance(recurrence, Recurrence)
-    short = plan.operation.method == "newton" and len(recurrence.steps) <= SHORT
-    exact = x.dtype == torch.float32 and lay.precision == "tf32x3"
-    # Full whitening amplifies the rounding of its products; small ones can afford float32's own.
+    short = recurrence.name == "newton" and len(recurrence.steps) <= SHORT
+    # Small products can afford float32's own.
     accurate = "ieee" if padded(d) == 16 else "tf32x3"
-    forward = backward = "float16x3" if short and not exact else accurate
-    if short and x.dtype == torch.bfloat16:
-        backward = "float16"  # what is made of gradients in bfloat16 needs no more
+    forward = backward = "float16x3" if short else accurate
+    if short and (x.dtype == torch.bfloat16 or lay.precision == "tf32"):
+        backward = "float16"  # what becomes of gradients in bfloat16, or in TF32, needs no more
     derivative = cubic_steps() if recurrence.name == "polar" else recurrence.steps
     return _Small(
         statistics,
@@ -222,7 +225,7 @@ def _root_constants(
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
         "PRECISION": precision,
-        "num_warps": ROOT_WARPS if d > 16 else 1,
+        "num_warps": 1 if d <= 16 else 8 if padded(d) >= LARGE else 4,
         "num_stages": 1,
     }
 

@@ -6,12 +6,12 @@ shared memory. What the backward pass needs of Newton's goes to the memo: all Q_
 on (P_1 is Q_0). Where the quintic steps of ``roots.polar`` have arrived at Σ^(-1/2), its derivative
 needs none of them.
 
-A product has three terms of the operands' high and low halves. In TF32 that is float32's accuracy
-to a few units in the last place, which full whitening and float32 input need: the iteration
-amplifies what it is given. In float16 it takes half the instructions, and its error is at most
-2⁻²² of the largest entries or, where those are small, about 2⁻²⁵, as long as none is beyond
-float16's range: all iterates of a few Newton steps are near 1, and gradients are scaled to be,
-since the derivative is linear in them.
+A product has three terms of the operands' high and low halves, which is float32's accuracy to a few
+units in the last place: the iteration amplifies what it is given. TF32 has float32's range, which
+full whitening and many steps need. Float16 takes half the instructions, as long as nothing is
+beyond its range: all iterates of a few Newton steps are of size 1 at most, or little more, and
+gradients are scaled to be, since the derivative is linear in them. Low halves are kept 2048 times
+as large, so that they have all their bits, too.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def _matrix_offsets(i_group, size, D: tl.constexpr):
 
 @triton.jit
 def _product(b_left, b_right, PRECISION: tl.constexpr):
+    LOW: tl.constexpr = 2048.0  # float16 has 11 bits
     if PRECISION == "float16":
         b_out = tl.dot(b_left.to(tl.float16), b_right.to(tl.float16))
     elif PRECISION == "float16x3":
         b_left_high, b_right_high = b_left.to(tl.float16), b_right.to(tl.float16)
-        b_left_low = (b_left - b_left_high.to(tl.float32)).to(tl.float16)
-        b_right_low = (b_right - b_right_high.to(tl.float32)).to(tl.float16)
+        b_left_low = ((b_left - b_left_high.to(tl.float32)) * LOW).to(tl.float16)
+        b_right_low = ((b_right - b_right_high.to(tl.float32)) * LOW).to(tl.float16)
         b_out = tl.dot(b_left_low, b_right_high)
-        b_out = tl.dot(b_left_high, b_right_low, b_out)
+        b_out = tl.dot(b_left_high, b_right_low, b_out) / LOW
         b_out = tl.dot(b_left_high, b_right_high, b_out)
     else:
         b_out = tl.dot(b_left, b_right, input_precision=PRECISION)
@@ -121,8 +122,8 @@ def _statistics(
     tl.debug_barrier()  # every thread has read the pivot before any overwrites it
     tl.store(p_mean + i_global, b_mean, mask=m_channel)
     o, m, _ = _matrix_offsets(i_group, size, D)
-    b_cov = tl.load(p_total + o_second, mask=m, other=0.0) / count
-    b_cov -= b_delta[:, None] * b_delta[None, :]
+    b_second = tl.load(p_total + o_second, mask=m, other=0.0) / (2.0 * count)
+    b_cov = b_second + tl.trans(b_second) - b_delta[:, None] * b_delta[None, :]
     tl.store(p_cov + o, b_cov, mask=m)
     return tl.where(m, b_cov, 0.0)
 

@@ -2,7 +2,7 @@
 
 Forward is moments → sum of parts → root → apply; backward is sums → sum of parts → gradients →
 apply. Across ranks the statistics and the sums come out in between. The d × d work of roots without
-a kernel (Cholesky, PCA, groups above 64) is torch's.
+a kernel (Cholesky, PCA, large groups) is torch's.
 
 Where a problem's samples are of several channels (layer, group and batch_group standardize all
 channels of a group together), the kernels go channel by channel, and small tensors with a number
@@ -253,7 +253,10 @@ def backward_apply(
     a = _lanes(grads.a.contiguous(), work)
     if run.several_channels and work.weight is not None:
         a = (a.view(run.lay.examples, -1) * work.weight.to(a.dtype)).reshape(-1)
-    run.backward_apply(
+    tensors = (
         x, g, _part(dx, block), a, _lanes(grads.slope.contiguous(), work), _lanes(p.mean, work),
         _lanes(grads.shift, work), _matrix(p.w, work, recovery), *work.parameters(),
     )  # fmt: skip
+    run.backward_apply(*tensors)
+    if run.backward_rest is not None:
+        run.backward_rest(*tensors)

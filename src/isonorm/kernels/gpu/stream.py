@@ -6,8 +6,12 @@ side: products then have entries between groups, too, which nobody reads, and ma
 
 A tile is read as it lies: MERGED, where samples follow one another at one stride (channels_last, or
 no positions), or in runs, where they are the positions of one image after the other (NCHW). FULL
-tiles need no masks. Centring is in float32, before any product. Partial sums go to memory and are
-added in a fixed order: no atomics, the same input gives the same bits.
+tiles need no masks. Partial sums go to memory and are added in a fixed order: no atomics, the same
+input gives the same bits.
+
+Moments are centred in float32 before any product. So is all else for float32 input. 16-bit input is
+multiplied RAW, as it lies, and the mean's share is taken off the float32 result: what that loses is
+less than the input's own rounding of a mean, and tensor cores read the tile where it arrives.
 
 DIAG treats the D channels of a block one by one (standardization) instead of by a D × D matrix.
 PROMOTE multiplies 16-bit input as float32: full whitening stretches the smallest directions, and
@@ -97,19 +101,55 @@ def _store_tile(
 
 
 @triton.jit
+def _halves(b, PRECISION: tl.constexpr):
+    """Two bfloat16 whose sum has 16 of the 24 bits of float32. Triton's interpreter cannot multiply
+    them: there they are float32 again.
+    """
+    b_high = b.to(tl.bfloat16)
+    b_low = (b.to(tl.float32) - b_high.to(tl.float32)).to(tl.bfloat16)
+    if PRECISION == "bf16x3 in float32":
+        b_high, b_low = b_high.to(tl.float32), b_low.to(tl.float32)
+    return b_high, b_low
+
+
+@triton.jit
 def _multiplied(b_left, b_right, b_sum, PRECISION: tl.constexpr):
     """left·right + sum. "bf16x3" takes float32 as sums of two bfloat16, good for 16 bits: unlike
-    TF32, tensor cores read those in either order, as products over samples need them.
+    TF32, tensor cores read those in either order, as products over samples need them. What is
+    bfloat16 already has no lower half.
     """
-    if PRECISION == "bf16x3":
-        b_left_high, b_right_high = b_left.to(tl.bfloat16), b_right.to(tl.bfloat16)
-        b_left_low = (b_left - b_left_high.to(tl.float32)).to(tl.bfloat16)
-        b_right_low = (b_right - b_right_high.to(tl.float32)).to(tl.bfloat16)
-        b_sum = tl.dot(b_left_low, b_right_high, b_sum)
-        b_sum = tl.dot(b_left_high, b_right_low, b_sum)
+    if PRECISION == "bf16x3" or PRECISION == "bf16x3 in float32":
+        b_left_high, b_left_low = _halves(b_left, PRECISION)
+        b_right_high, b_right_low = _halves(b_right, PRECISION)
+        if b_left.dtype != tl.bfloat16:
+            b_sum = tl.dot(b_left_low, b_right_high, b_sum)
+        if b_right.dtype != tl.bfloat16:
+            b_sum = tl.dot(b_left_high, b_right_low, b_sum)
         b_sum = tl.dot(b_left_high, b_right_high, b_sum)
     else:
         b_sum = tl.dot(b_left, b_right, b_sum, input_precision=PRECISION)
+    return b_sum
+
+
+@triton.jit
+def _operand(b_dy, PROMOTE: tl.constexpr):
+    """A gradient as ``_multiplied`` takes it, which wants float32 or bfloat16 beside float32."""
+    if PROMOTE and b_dy.dtype != tl.bfloat16:
+        b_dy = b_dy.to(tl.float32)
+    return b_dy
+
+
+@triton.jit
+def _squared(b_t, b_sum, PRECISION: tl.constexpr):
+    """tᵀ·t + sum, of which only the symmetric part counts: with two halves that is the symmetric
+    part of highᵀ·high + 2·highᵀ·low, one product less than ``_multiplied`` takes.
+    """
+    if PRECISION == "bf16x3" or PRECISION == "bf16x3 in float32":
+        b_high, b_low = _halves(b_t, PRECISION)
+        b_sum = tl.dot(tl.trans(b_high), 2 * b_low, b_sum)
+        b_sum = tl.dot(tl.trans(b_high), b_high, b_sum)
+    else:
+        b_sum = tl.dot(tl.trans(b_t), b_t, b_sum, input_precision=PRECISION)
     return b_sum
 
 
@@ -140,10 +180,12 @@ def _entries(i_row, i_column, i_group, size, SPAN: tl.constexpr):
 @triton.jit
 def _load_map(
     p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-    D: tl.constexpr, SPAN: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr,
-    BIAS: tl.constexpr, PROMOTE: tl.constexpr,
+    b_mean, D: tl.constexpr, SPAN: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr, RAW: tl.constexpr, PROMOTE: tl.constexpr,
 ):  # fmt: skip
-    """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ and β."""
+    """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ and β, RAW less
+    γ·Wμ.
+    """
     b_weight = tl.full((D,), 1.0, tl.float32)
     if WEIGHT:
         b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
@@ -158,16 +200,38 @@ def _load_map(
         b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
         if not PROMOTE:
             b_w = b_w.to(p_x.dtype.element_ty)
+        if RAW:
+            b_bias -= b_weight * _mean_share(b_w, b_mean, PROMOTE)
     return b_w, b_weight, b_bias
+
+
+@triton.jit
+def _mean_share(b_matrix, b_mean, PROMOTE: tl.constexpr):
+    """What μ adds to every sample's product with a matrix, rounded as ``_multiplied`` rounds it."""
+    b_rounded = b_matrix.to(tl.float32)
+    if PROMOTE:
+        b_high, b_low = _halves(b_matrix, "")
+        b_rounded = b_high.to(tl.float32) + b_low.to(tl.float32)
+    return tl.sum(b_rounded * b_mean[:, None], 0)
+
+
+@triton.jit
+def _centred(b_raw, b_mean, RAW: tl.constexpr):
+    """A tile less its mean in float32; RAW, as it is."""
+    if RAW:
+        b_x = b_raw
+    else:
+        b_x = b_raw.to(tl.float32) - b_mean[None, :]
+    return b_x
 
 
 @triton.jit
 def _mapped(
     b_x, b_w, b_weight, b_bias, p_x,
     DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """γ·W(x − μ) + β of a centred tile, in float32."""
+    """γ·W(x − μ) + β of a centred tile, or of a RAW one, in float32."""
     if DIAG:
         b_y = b_x * b_w[None, :]
     else:
@@ -175,7 +239,7 @@ def _mapped(
         b_y = _multiplied(b_t, b_w, tl.zeros(b_x.shape, tl.float32), PRECISION)
     if WEIGHT:
         b_y *= b_weight[None, :]
-    if BIAS:
+    if BIAS or RAW:
         b_y += b_bias[None, :]
     return b_y
 
@@ -222,8 +286,8 @@ def moments_kernel(
     p_x, p_sums, p_pivot, n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
-    CENTER: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
-    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, CENTER: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -252,7 +316,7 @@ def moments_kernel(
             b_second += _summed_apart(b_x * b_x, NEAR)
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-            b_second = _multiplied(tl.trans(b_t), b_t, b_second, PRECISION)
+            b_second = _squared(b_t, b_second, PRECISION)
 
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
     if i_part == 0:
@@ -265,9 +329,9 @@ def apply_kernel(
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
+    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -278,13 +342,13 @@ def apply_kernel(
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_w, b_weight, b_bias = _load_map(
         p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-        D, SPAN, DIAG, WEIGHT, BIAS, PROMOTE,
+        b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
     )  # fmt: skip
     for i_tile in range(i_part, tiles, parts):
         o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
         b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_x = b_raw.to(tl.float32) - b_mean[None, :]
-        b_y = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION)
+        b_x = _centred(b_raw, b_mean, RAW)
+        b_y = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION)
         if RESIDUAL:
             b_residual = _load_tile(
                 p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
@@ -300,8 +364,8 @@ def backward_sums_kernel(
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, THROUGH: tl.constexpr,
-    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
+    THROUGH: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
@@ -315,7 +379,7 @@ def backward_sums_kernel(
     if REMAKE:
         b_w, b_weight, b_bias = _load_map(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-            D, SPAN, DIAG, WEIGHT, BIAS, PROMOTE,
+            b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
         )  # fmt: skip
     b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
@@ -323,11 +387,11 @@ def backward_sums_kernel(
         o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
         b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_x = b_raw.to(tl.float32) - b_mean[None, :]
+        b_x = _centred(b_raw, b_mean, RAW)
         if ACT != "":
             if REMAKE:
                 b_s = _mapped(
-                    b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION
+                    b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION
                 )
             if EXTRA:
                 b_extra = _load_tile(
@@ -343,8 +407,10 @@ def backward_sums_kernel(
         else:
             # masked samples have dy = 0, so their x does not count
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-            b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
+            b_g = _operand(b_dy, PROMOTE)
             b_second = _multiplied(tl.trans(b_g), b_t, b_second, PRECISION)
+    if RAW:
+        b_second -= tl.sum(b_first, 0)[:, None] * b_mean[None, :]
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
 
 
@@ -354,11 +420,13 @@ def backward_apply_kernel(
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
-    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy."""
+    """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy. Where there is not room for
+    both matrices, one launch writes the terms "of x" and another adds the term "of dy".
+    """
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
     i_global, i_own, m_channel, o_channel = _features(
@@ -371,7 +439,7 @@ def backward_apply_kernel(
     if ACT != "":
         b_w, b_weight, b_bias = _load_map(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-            D, SPAN, DIAG, WEIGHT, BIAS, PROMOTE,
+            b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
         )  # fmt: skip
     if DIAG:
         b_a = tl.load(p_a + i_global, mask=m_channel, other=0.0)
@@ -380,31 +448,45 @@ def backward_apply_kernel(
         # dx = g·A + (x − μ)·slope with samples in rows; slope is symmetric
         i_channel = tl.arange(0, D)
         o_w, m_w = _entries(i_channel[:, None], i_channel[None, :], i_group, size, SPAN)
-        b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
-        b_slope = tl.load(p_slope + o_w, mask=m_w, other=0.0)
-        if HALF:
-            b_largest = tl.max(tl.abs(b_slope), 0)
-            b_largest = tl.where(b_largest > 0.0, b_largest, 1.0)
-            b_slope /= b_largest[None, :]
-        if not PROMOTE:
-            b_a = b_a.to(p_x.dtype.element_ty)
-            b_slope = b_slope.to(p_x.dtype.element_ty)
+        if TERMS != "of x":
+            b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
+            if not PROMOTE:
+                b_a = b_a.to(p_x.dtype.element_ty)
+        if TERMS != "of dy":
+            b_slope = tl.load(p_slope + o_w, mask=m_w, other=0.0)
+            if HALF:
+                b_largest = tl.max(tl.abs(b_slope), 0)
+                b_largest = tl.where(b_largest > 0.0, b_largest, 1.0)
+                b_slope /= b_largest[None, :]
+            if not PROMOTE:
+                b_slope = b_slope.to(p_x.dtype.element_ty)
+            if RAW:
+                b_share = _mean_share(b_slope, b_mean, PROMOTE)
+                b_shift -= b_share * b_largest if HALF else b_share
     for i_tile in range(i_part, tiles, parts):
         o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_x = b_raw.to(tl.float32) - b_mean[None, :]
+        if TERMS != "of x":
+            b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        if TERMS != "of dy":
+            b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            b_x = _centred(b_raw, b_mean, RAW)
         if ACT != "":
-            b_s = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, PROMOTE, PRECISION)
+            b_s = _mapped(
+                b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION
+            )
             b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
         if DIAG:
-            b_dx = b_dy.to(tl.float32) * b_a[None, :] + b_x * b_slope[None, :]
+            b_dx = b_dy.to(tl.float32) * b_a[None, :] + b_x * b_slope[None, :] + b_shift[None, :]
         else:
-            b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-            b_g = b_dy.to(tl.float32) if PROMOTE else b_dy
-            b_dx = _multiplied(b_t, b_slope, tl.zeros(b_x.shape, tl.float32), PRECISION)
-            if HALF:
-                b_dx *= b_largest[None, :]
-            b_dx = _multiplied(b_g, b_a, b_dx, PRECISION)
-        b_dx += b_shift[None, :]
+            b_dx = tl.zeros((BM, D), tl.float32)
+            if TERMS != "of dy":
+                b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
+                b_dx = _multiplied(b_t, b_slope, b_dx, PRECISION)
+                if HALF:
+                    b_dx *= b_largest[None, :]
+                b_dx += b_shift[None, :]
+            if TERMS != "of x":
+                b_dx = _multiplied(_operand(b_dy, PROMOTE), b_a, b_dx, PRECISION)
+            if TERMS == "of dy":
+                b_dx += _load_tile(p_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
