@@ -1,0 +1,116 @@
+"""What the CIFAR-10 benchmark trains: the VGG of IterNorm's Figure 6 with any norm, one network
+after the other or several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+import isonorm
+from isonorm.lab.data import DataSet
+from isonorm.lab.ingredients import build, read_data
+from isonorm.lab.machine import Machine
+from isonorm.lab.recipe import Configuration
+from isonorm.lab.recipes import find_recipe
+from isonorm.lab.train import Result, seeded, train
+
+RECIPE, CONFIGURATION = "iternorm2019-fig6", "BN, base"
+
+
+class Task(NamedTuple):
+    """One training: which norm, by the lab's name or as a class, which seed, which kernels."""
+
+    norm: str | type[nn.Module]
+    seed: int = 0
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Course:
+    """What all trainings of a run share: the first epochs of the recipe, on a machine."""
+
+    folder: str  # of CIFAR-10's files
+    machine: Machine
+    epochs: int
+    batch_size: int | None = None  # None: the recipe's
+    quick: bool = False  # the recipe's quick scale: a narrow network, a few images
+
+    def read(self) -> DataSet:
+        data = read_data(find_recipe(RECIPE), self.folder, quick=self.quick)
+        assert isinstance(data, DataSet)
+        return data
+
+    def configuration(self, norm: str | type[nn.Module]) -> Configuration:
+        recipe = find_recipe(RECIPE)
+        base = (recipe.shrunk() if self.quick else recipe)[CONFIGURATION]
+        plan = replace(  # the beginning of the whole course, at quick scale too
+            recipe[CONFIGURATION].plan,
+            epochs=self.epochs,
+            batch_size=self.batch_size or base.plan.batch_size,
+        )
+        return replace(base, norm=norm, plan=plan)  # networks take a class like a name
+
+    def trainer(self) -> Callable[[Task], Result]:
+        """What does a training, in this process."""
+        data, fabric, machine = self.read(), self.machine.launch(), self.machine
+
+        def do(task: Task) -> Result:
+            configuration = self.configuration(task.norm)
+            model = seeded(task.seed, lambda: build(configuration, data))
+            try:
+                with machine.settings(), isonorm.backend(task.backend):
+                    return train(
+                        machine.prepare(model),
+                        data,
+                        configuration.plan,
+                        seed=task.seed,
+                        fabric=fabric,
+                        compile_mode=machine.compile_mode,
+                    )
+            finally:  # the next one finds the device as this one did
+                del model
+                if machine.compile_mode is not None:
+                    torch.compiler.reset()
+                torch.cuda.empty_cache()
+
+        return do
+
+    def trainings(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
+        """Each training with its result as it ends, ``machine.jobs`` of them at once.
+
+        Not by ``lab.jobs``, whose processes run a recipe's configurations with one backend, and
+        tell how to resume.
+        """
+        if self.machine.jobs == 1:
+            do = self.trainer()
+            for task in tasks:
+                yield task, do(task)
+            return
+        processes = min(self.machine.jobs, len(tasks))
+        spawn = get_context("spawn")  # CUDA does not survive a fork
+        with ProcessPoolExecutor(processes, spawn, _enter, (self,)) as pool:
+            running = {pool.submit(_run, task): task for task in tasks}
+            try:
+                for future in as_completed(running):
+                    yield running[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+_do: Callable[[Task], Result]  # in a process of a pool, where it is made once
+
+
+def _enter(course: Course) -> None:
+    global _do
+    _do = course.trainer()
+
+
+def _run(task: Task) -> Result:
+    return _do(task)
