@@ -20,207 +20,21 @@ the difference at that limit, in percent of the loss. More seeds see smaller one
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from itertools import product
 from pathlib import Path
-from statistics import median
 
 import torch
-from torch import nn
 
-import isonorm
-from isonorm import area, operation
-from isonorm.kernels import BACKENDS, choose
+from isonorm.kernels import BACKENDS
 from isonorm.lab.devices import PRECISIONS, resolve_device
 from isonorm.lab.machine import COMPILE_MODES, Machine
-from isonorm.lab.recipes.common import BN, DBN, ITERNORM, ITERNORM_ALL
-from isonorm.lab.train import Result
 
-from .cifar_curves import FALSE_ALARMS, compare
-from .cifar_training import Course, Task
+from .cifar_curves import curves
+from .cifar_epochs import epochs
+from .cifar_training import Course, Unusable
 from .cpu import positive
-from .measure import spread
-from .report import origin, write
-
-BATCHNORM, ITERNORM_64 = "BatchNorm, torch's", "IterNorm, groups of 64"
-NORMS: dict[str, str | type[nn.Module]] = {
-    BATCHNORM: nn.BatchNorm2d,
-    "BatchNorm, isonorm's": BN,
-    ITERNORM_64: ITERNORM,
-    "IterNorm, all channels": ITERNORM_ALL,
-    "DBN, groups of 16": DBN,
-}
-#: For one data-centre GPU.
-MOST_SECONDS, MOST_RATIO = 1.25, 1.3
-
-
-# --- epochs ---------------------------------------------------------------------------------------
-
-
-def epochs(options: argparse.Namespace, course: Course) -> int:
-    tasks = {name: Task(norm) for name, norm in NORMS.items()}
-    names = {task: name for name, task in tasks.items()}
-    content = record(options, course) | {"how": {
-        "seconds": "of training in an epoch, testing left out: all epochs but the first",
-        "ratio": "of the median to that of torch's BatchNorm",
-    }}  # fmt: skip
-    results: dict[str, dict] = {}
-    for task, result in course.trainings(list(names)):
-        name = names[task]
-        if result.diverged:
-            raise Unusable(f"{name} diverged; its speed does not count.")
-        seconds = [epoch.seconds for epoch in result.epochs]
-        found = spread(seconds[1:])
-        ratio = found.median / results[BATCHNORM]["seconds"]["median"] if results else 1.0
-        results[name] = {
-            "seconds": found._asdict(),
-            "ratio": ratio,
-            "every_epoch": seconds,
-            **curve(result),
-        }
-        last = result.epochs[-1]
-        print(
-            f"{name:22}  {found.median:7.3f} s an epoch, {ratio:5.2f} × BatchNorm; the first "
-            f"{seconds[0]:.1f} s; loss {last.train_loss:.3f}, test error {last.test_error:.2%}",
-            flush=True,
-        )
-        # nothing is lost if the rest is
-        write(content | {"complete": False, "results": results}, options.out)
-    content |= {"complete": True, "results": results}
-    if options.device.startswith("cuda") and not options.quick:
-        content |= bars(results)
-    write(content, options.out)
-    print(f"record: {options.out}")
-    return 0
-
-
-def bars(results: dict[str, dict]) -> dict:
-    """The figures that are held to something, and whether they hold."""
-    targets = [
-        {"what": what, "measured": measured, "most": most, "passed": measured <= most}
-        for what, measured, most in (
-            (f"{BATCHNORM}: seconds", results[BATCHNORM]["seconds"]["median"], MOST_SECONDS),
-            (f"{ITERNORM_64}: × BatchNorm", results[ITERNORM_64]["ratio"], MOST_RATIO),
-        )
-    ]
-    for bar in targets:
-        word = "met" if bar["passed"] else "MISSED"
-        print(f"{word:6}  {bar['what']} {bar['measured']:.3f}, at most {bar['most']:g} wanted")
-    return {"targets": targets, "passed": all(bar["passed"] for bar in targets)}
-
-
-# --- curves ---------------------------------------------------------------------------------------
-
-
-def curves(options: argparse.Namespace, course: Course) -> int:
-    for name in options.backends:
-        check_runs(name, course.machine)
-    tasks = [
-        Task(ITERNORM, seed, name) for seed in range(options.seeds) for name in options.backends
-    ]
-    content = record(options, course) | {"how": {
-        "passed": "the largest |t| of all epochs is at most the limit",
-        "limit": f"{FALSE_ALARMS:.0%} of false alarms, in all epochs together",
-        "t": "the difference of the means over seeds in standard errors, pooled over both kinds",
-        "noticed_percent": "the difference at the limit, in percent of the loss",
-        "between_kinds": "mean |difference| of the losses of the same seed",
-        "between_seeds": "mean |difference| of the losses of the same kind",
-    }}  # fmt: skip
-    results: dict[Task, Result] = {}
-    for task, result in course.trainings(tasks):
-        results[task] = result
-        last, done = result.epochs[-1], f"[{len(results)}/{len(tasks)}]"
-        seconds = median(epoch.seconds for epoch in result.epochs)
-        print(
-            f"{done} {task.backend}, seed {task.seed}: loss {last.train_loss:.4f}, test error "
-            f"{last.test_error:.2%}, {seconds:.2f} s an epoch",
-            flush=True,
-        )
-        content["curves"] = [
-            {"backend": task.backend, "seed": task.seed, **curve(results[task])}
-            for task in tasks
-            if task in results
-        ]
-        write(content | {"complete": False}, options.out)
-    by_kind = {
-        name: [results[task] for task in tasks if task.backend == name] for name in options.backends
-    }
-    draw(by_kind, options.out)
-    if any(result.diverged for result in results.values()):
-        raise Unusable(f"a training diverged, and no curves are compared; see {options.out}.")
-    found = compare(
-        *([[e.train_loss for e in result.epochs] for result in kind] for kind in by_kind.values())
-    )
-    write(content | {"complete": True} | found._asdict(), options.out)
-    one, other = options.backends
-    verdict = "within noise" if found.passed else "DIFFERENT"
-    print(
-        f"{one} and {other}: {verdict}, largest |t| {found.largest:.2f} of {options.epochs} "
-        f"epochs, limit {found.limit:.2f}.\n"
-        f"A difference of {median(found.noticed_percent):.2g} % of the loss would have been "
-        f"noticed (median of the epochs; at worst {max(found.noticed_percent):.2g} %).\n"
-        f"Mean |difference| between {one} and {other} of one seed {found.between_kinds:.4f}, "
-        f"between seeds {found.between_seeds:.4f}.\n"
-        f"record: {options.out}, figure: {options.out.with_suffix('.png')}"
-    )
-    return 0 if found.passed else 1
-
-
-def check_runs(name: str, machine: Machine) -> None:
-    """Asks the library itself whether an implementation can whiten on this machine."""
-    x = torch.empty(2, 64, 4, 4, device=machine.device)
-    try:
-        with isonorm.backend(name):
-            choose(operation.whiten(), area.batch(64), x)
-    except RuntimeError as error:
-        raise Unusable(
-            f"{str(error).rstrip('.')}: use a GPU, or compare what runs here, as with --backends "
-            "torch reference."
-        ) from None
-
-
-def draw(results: dict[str, list[Result]], out: Path) -> None:
-    from isonorm.lab import figures
-
-    labelled = {f"{ITERNORM_64}, by {name}": kind for name, kind in results.items()}
-    title = f"VGG on CIFAR-10, {len(next(iter(results.values())))} seeds"
-    figures.save(figures.curves(labelled, title), out.parent, out.stem, kinds=("png",))
-
-
-# --- both -----------------------------------------------------------------------------------------
-
-
-class Unusable(Exception):
-    """Why there is no result; a sentence for the user."""
-
-
-def curve(result: Result) -> dict[str, list[float | None]]:
-    """Losses and errors of all epochs; None where they are no numbers, which JSON cannot write."""
-    return {
-        name: [value if math.isfinite(value) else None for value in values]
-        for name, values in {
-            "train_loss": [epoch.train_loss for epoch in result.epochs],
-            "test_error": [epoch.test_error for epoch in result.epochs],
-        }.items()
-    }
-
-
-def record(options: argparse.Namespace, course: Course) -> dict:
-    """Where a record comes from, and what is trained."""
-    words = [options.word, "--data", "DIR"]
-    for name in ("epochs", "batch", "seeds", "jobs", "device", "precision", "compile"):
-        value = getattr(options, name, None)
-        words += [] if value is None else [f"--{name}", str(value)]
-    words += ["--backends", *options.backends] if options.word == "curves" else []
-    words += ["--quick"] if options.quick else []
-    content = origin("benchmarks.cifar", words)
-    if course.machine.device.startswith("cuda"):
-        content["hardware"]["gpu"] = torch.cuda.get_device_name(course.machine.device)
-    about = course.configuration(ITERNORM).describe()
-    return content | {"trained": f"{about['network']}, {about['training']}"}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -275,13 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jobs=getattr(options, "jobs", 1),
         )
         course = Course(options.data, machine, options.epochs, options.batch, options.quick)
-        course.read()  # what is wrong with the files is told here, not by a process of its own
+        _ = course.data  # what is wrong with the files is told here, not by a process of its own
         return {"epochs": epochs, "curves": curves}[options.word](options, course)
-    except BrokenProcessPool:
+    except (BrokenProcessPool, torch.OutOfMemoryError) as error:
+        reason = str(error).partition(". ")[0].rstrip(".")
         print(
-            "error: a process ended before its training did, as where memory runs out; "
-            f"--jobs {max(1, options.jobs // 2)} asks for less.",
-            file=sys.stderr,
+            f"error: memory may have run out ({reason}): fewer --jobs take less.", file=sys.stderr
         )
     except (Unusable, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

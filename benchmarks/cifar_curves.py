@@ -1,72 +1,102 @@
-"""Whether two ways to compute the same training give the same curve, but for chance."""
+"""Whether two implementations of IterNorm give the same curves on CIFAR-10."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
-from typing import NamedTuple
+import argparse
+from itertools import product
+from pathlib import Path
+from statistics import median
 
-import numpy as np
-from scipy.stats import t as student
+import torch
 
-#: How often two ways that are the same would be told apart, over all epochs together.
-FALSE_ALARMS = 0.01
+import isonorm
+from isonorm import area, operation
+from isonorm.kernels import choose
+from isonorm.lab.machine import Machine
+from isonorm.lab.recipes.common import ITERNORM
+from isonorm.lab.train import Result
 
-
-class Comparison(NamedTuple):
-    """Of the losses of two kinds, epoch by epoch and over all of them.
-
-    ``passed``: no epoch's means over seeds differ by more than ``limit`` standard errors.
-    """
-
-    passed: bool
-    limit: float  # of |t|
-    largest: float  # |t|
-    t: list[float]
-    noticed_percent: list[float]  # the difference at the limit, in percent of the loss
-    between_kinds: float  # mean |difference|, of the same seed
-    between_seeds: float  # mean |difference|, of the same kind
+from .cifar_training import Course, Task, Unusable, curve, record
+from .noise import FALSE_ALARMS, Comparison, compare
+from .report import write
 
 
-def limit_of(seeds: int, epochs: int) -> float:
-    """The |t| that the largest of ``epochs`` stays below by chance but for ``FALSE_ALARMS``:
-    Student's two-sided quantile with 2 (seeds − 1) degrees of freedom, by Bonferroni.
-
-    >>> round(limit_of(seeds=4, epochs=1), 3)
-    3.707
-    """
-    return float(student.ppf(1 - FALSE_ALARMS / (2 * epochs), 2 * (seeds - 1)))
-
-
-def compare(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Comparison:
-    """Curves of the same seeds in the same order, each a loss an epoch.
-
-    >>> found = compare([[2.0, 1.0], [2.2, 1.2]], [[2.1, 1.0], [2.3, 1.2]])
-    >>> found.passed, [round(t, 3) for t in found.t], round(found.between_kinds, 3)
-    (True, [-0.707, 0.0], 0.05)
-    """
-    a, b = np.asarray(one), np.asarray(other)  # (seeds, epochs)
-    if a.shape != b.shape or a.ndim != 2 or len(a) < 2 or not np.isfinite([a, b]).all():
-        raise ValueError(
-            "curves can be compared where both kinds have the same two seeds or more, all of them "
-            f"with a finite loss for every epoch; got shapes {a.shape} and {b.shape}."
-        )
-    seeds, epochs = a.shape
-    variance = (a.var(axis=0, ddof=1) + b.var(axis=0, ddof=1)) / 2
-    error = np.sqrt(2 * variance / seeds)  # of the difference of two means
-    difference = a.mean(axis=0) - b.mean(axis=0)
-    if not error.all():
-        raise ValueError("curves of different seeds are equal in some epoch: there is no chance.")
-    t, limit = difference / error, limit_of(seeds, epochs)
-    noticed = 100 * limit * error / ((a.mean(axis=0) + b.mean(axis=0)) / 2)
-    pairs = [np.abs(kind[i] - kind[j]) for kind in (a, b) for i, j in combinations(range(seeds), 2)]
-    largest = float(np.abs(t).max())
-    return Comparison(
-        passed=largest <= limit,
-        limit=limit,
-        largest=largest,
-        t=t.tolist(),
-        noticed_percent=noticed.tolist(),
-        between_kinds=float(np.abs(a - b).mean()),
-        between_seeds=float(np.mean(pairs)),
+def curves(options: argparse.Namespace, course: Course) -> int:
+    for name in options.backends:
+        check_runs(name, course.machine)
+    content = record(options, course) | {"how": {
+        "passed": "the largest |t| of all epochs is at most the limit",
+        "limit": f"{FALSE_ALARMS:.0%} of false alarms, in all epochs together",
+        "t": "the difference of the means over seeds in standard errors, pooled over both kinds",
+        "noticed_percent": "the difference at the limit, in percent of the loss",
+        "between_kinds": "mean |difference| of the losses of the same seed",
+        "between_seeds": "mean |difference| of the losses of the same kind",
+    }}  # fmt: skip
+    pairs = product(range(options.seeds), options.backends)
+    tasks = [Task(ITERNORM, seed, name) for seed, name in pairs]
+    results: dict[Task, Result] = {}
+    for task, result in course.trainings(tasks):
+        results[task] = result
+        print(f"[{len(results)}/{len(tasks)}] {standing(task, result)}", flush=True)
+        content["curves"] = [
+            {"backend": task.backend, "seed": task.seed, **curve(results[task])}
+            for task in tasks
+            if task in results
+        ]
+        write(content | {"complete": False}, options.out)  # nothing is lost if the rest is
+    kinds = {
+        name: [results[task] for task in tasks if task.backend == name] for name in options.backends
+    }
+    if any(result.diverged for result in results.values()):
+        raise Unusable(f"a training diverged, and no curves are compared; see {options.out}.")
+    found = compare(
+        *([[epoch.train_loss for epoch in seed.epochs] for seed in kind] for kind in kinds.values())
     )
+    write(content | {"complete": True} | found._asdict(), options.out)
+    print(verdict(found, *options.backends), f"record: {options.out}", sep="\n")
+    draw(kinds, options.out)
+    return 0 if found.passed else 1
+
+
+def standing(task: Task, result: Result) -> str:
+    last, seconds = result.epochs[-1], median(epoch.seconds for epoch in result.epochs)
+    return (
+        f"{task.backend}, seed {task.seed}: loss {last.train_loss:.4f}, test error "
+        f"{last.test_error:.2%}, {seconds:.2f} s an epoch"
+    )
+
+
+def verdict(found: Comparison, one: str, other: str) -> str:
+    word = "within noise" if found.passed else "DIFFERENT"
+    usual, worst = median(found.noticed_percent), max(found.noticed_percent)
+    return (
+        f"{one} and {other}: {word}, largest |t| of {len(found.t)} epochs {found.largest:.2f}, "
+        f"limit {found.limit:.2f}.\n"
+        f"A difference of {usual:.2g} % of the loss would have been noticed (median of the epochs; "
+        f"at worst {worst:.2g} %).\n"
+        f"Mean |difference| of one seed, {one} and {other}: {found.between_kinds:.4f}; of two "
+        f"seeds of one kind: {found.between_seeds:.4f}."
+    )
+
+
+def check_runs(name: str, machine: Machine) -> None:
+    """Asks the library itself whether an implementation can whiten on this machine."""
+    x = torch.empty(2, 64, 4, 4, device=machine.device)
+    try:
+        with isonorm.backend(name):
+            choose(operation.whiten(), area.batch(64), x)
+    except RuntimeError as error:
+        raise Unusable(
+            f"{str(error).rstrip('.')}: use a GPU, or compare what runs here, as with --backends "
+            "torch reference."
+        ) from None
+
+
+def draw(results: dict[str, list[Result]], out: Path) -> None:
+    """Beside the record, under its name."""
+    from isonorm.lab import figures
+
+    labelled = {f"by {name}": kind for name, kind in results.items()}
+    title = "VGG on CIFAR-10, IterNorm in groups of 64"
+    (path,) = figures.save(figures.curves(labelled, title), out.parent, out.stem, kinds=("png",))
+    print(f"figure: {path}")

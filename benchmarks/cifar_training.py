@@ -4,9 +4,12 @@ after the other or several at once.
 
 from __future__ import annotations
 
+import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -19,9 +22,16 @@ from isonorm.lab.ingredients import build, read_data
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipe import Configuration
 from isonorm.lab.recipes import find_recipe
+from isonorm.lab.recipes.common import ITERNORM
 from isonorm.lab.train import Result, seeded, train
 
+from .report import origin
+
 RECIPE, CONFIGURATION = "iternorm2019-fig6", "BN, base"
+
+
+class Unusable(Exception):
+    """Why there is no result; a sentence for the user."""
 
 
 class Task(NamedTuple):
@@ -42,10 +52,9 @@ class Course:
     batch_size: int | None = None  # None: the recipe's
     quick: bool = False  # the recipe's quick scale: a narrow network, a few images
 
-    def read(self) -> DataSet:
-        data = read_data(find_recipe(RECIPE), self.folder, quick=self.quick)
-        assert isinstance(data, DataSet)
-        return data
+    @property
+    def data(self) -> DataSet:
+        return _read(self.folder, self.quick)
 
     def configuration(self, norm: str | type[nn.Module]) -> Configuration:
         recipe = find_recipe(RECIPE)
@@ -59,7 +68,7 @@ class Course:
 
     def trainer(self) -> Callable[[Task], Result]:
         """What does a training, in this process."""
-        data, fabric, machine = self.read(), self.machine.launch(), self.machine
+        data, fabric, machine = self.data, self.machine.launch(), self.machine
 
         def do(task: Task) -> Result:
             configuration = self.configuration(task.norm)
@@ -102,6 +111,41 @@ class Course:
                     yield running[future], future.result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+
+def curve(result: Result) -> dict[str, list[float | None]]:
+    """Losses and errors of all epochs; None where they are no numbers, which JSON cannot write."""
+    return {
+        name: [value if math.isfinite(value) else None for value in values]
+        for name, values in {
+            "train_loss": [epoch.train_loss for epoch in result.epochs],
+            "test_error": [epoch.test_error for epoch in result.epochs],
+        }.items()
+    }
+
+
+def record(options: argparse.Namespace, course: Course) -> dict:
+    """Where a record comes from, and what is trained."""
+    words = [options.word, "--data", "DIR"]
+    for name in ("epochs", "batch", "seeds", "jobs", "device", "precision", "compile"):
+        value = getattr(options, name, None)
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += ["--backends", *options.backends] if options.word == "curves" else []
+    words += ["--quick"] if options.quick else []
+    content = origin("benchmarks.cifar", words)
+    if course.machine.device.startswith("cuda"):
+        content["hardware"]["gpu"] = torch.cuda.get_device_name(course.machine.device)
+    about = course.configuration(ITERNORM).describe()
+    images = {"train": len(course.data.train_labels), "test": len(course.data.test_labels)}
+    return content | {"trained": f"{about['network']}, {about['training']}", "images": images}
+
+
+@cache
+def _read(folder: str, quick: bool) -> DataSet:
+    """Once in a process."""
+    data = read_data(find_recipe(RECIPE), folder, quick=quick)
+    assert isinstance(data, DataSet)
+    return data
 
 
 _do: Callable[[Task], Result]  # in a process of a pool, where it is made once

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
-from benchmarks import cifar, cifar_curves
-from benchmarks.cifar_curves import FALSE_ALARMS, compare
+from benchmarks import cifar, noise
+from benchmarks.cifar_epochs import BATCHNORM, ITERNORM_64, NORMS, bars
 from benchmarks.cifar_training import Course
+from benchmarks.noise import FALSE_ALARMS, compare
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import find_recipe
 
@@ -34,7 +35,7 @@ def losses(record: dict, backend: str) -> list[list[float]]:
 
 
 def test_examples_in_docstrings():
-    found = doctest.testmod(cifar_curves)
+    found = doctest.testmod(noise)
     assert found.attempted and not found.failed
 
 
@@ -49,8 +50,8 @@ def test_epochs_are_timed_without_the_first(files, tmp_path, capsys):
         "python -m benchmarks.cifar epochs --data DIR --epochs 3 --device cpu "
         "--precision float32 --compile no --quick"
     )
-    assert record["results"].keys() == cifar.NORMS.keys()
-    batchnorm = record["results"][cifar.BATCHNORM]
+    assert record["results"].keys() == NORMS.keys()
+    batchnorm = record["results"][BATCHNORM]
     for name, found in record["results"].items():
         assert name in printed and len(found["every_epoch"]) == 3
         assert found["seconds"]["median"] == pytest.approx(np.mean(found["every_epoch"][1:]))
@@ -58,19 +59,19 @@ def test_epochs_are_timed_without_the_first(files, tmp_path, capsys):
         assert found["ratio"] == pytest.approx(ratio)
     others = record["results"]["BatchNorm, isonorm's"]
     assert others["train_loss"] == pytest.approx(batchnorm["train_loss"], abs=1e-4)
-    assert record["results"][cifar.ITERNORM_64]["train_loss"] != batchnorm["train_loss"]
+    assert record["results"][ITERNORM_64]["train_loss"] != batchnorm["train_loss"]
 
 
 def test_bars_are_met_or_missed(capsys):
     def results(seconds: float, ratio: float) -> dict[str, dict]:
         return {
-            cifar.BATCHNORM: {"seconds": {"median": seconds}, "ratio": 1.0},
-            cifar.ITERNORM_64: {"seconds": {"median": seconds * ratio}, "ratio": ratio},
+            BATCHNORM: {"seconds": {"median": seconds}, "ratio": 1.0},
+            ITERNORM_64: {"seconds": {"median": seconds * ratio}, "ratio": ratio},
         }
 
-    assert cifar.bars(results(0.9, 1.2))["passed"]
+    assert bars(results(0.9, 1.2))["passed"]
     assert "MISSED" not in capsys.readouterr().out
-    missed = cifar.bars(results(0.9, 1.4))
+    missed = bars(results(0.9, 1.4))
     assert [bar["passed"] for bar in missed["targets"]] == [True, False] and not missed["passed"]
     assert "MISSED  IterNorm" in capsys.readouterr().out
 

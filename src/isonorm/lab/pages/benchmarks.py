@@ -10,6 +10,8 @@ from .markup import Markup, element
 
 #: What the benchmarks ask; one without a title here is shown under the name of its file.
 _TITLES = {
+    "cifar10-curves": "The kernels' loss curve on CIFAR-10 beside plain torch's",
+    "cifar10-epochs": "Seconds an epoch on CIFAR-10, beside BatchNorm",
     "cpu": "A whitening layer's step on the CPU, beside the paper's algorithm and BatchNorm",
     "equinorm-balance": "Equilibrium: what positive and negative weights contribute",
     "equinorm-cost-cpu": "EquiConv2d beside convolution and BatchNorm, on the CPU",
