@@ -25,12 +25,11 @@ def curves(options: argparse.Namespace, course: Course) -> int:
     for name in options.backends:
         check_runs(name, course.machine)
     content = record(options, course) | {"how": {
-        "passed": "the largest |t| of all epochs is at most the limit",
-        "limit": f"{FALSE_ALARMS:.0%} of false alarms, in all epochs together",
+        "verdict": "the largest |t| of all epochs is at most the limit: in all of them together, "
+        f"{FALSE_ALARMS:.0%} of false alarms",
         "t": "the difference of the means over seeds in standard errors, pooled over both kinds",
-        "noticed_percent": "the difference at the limit, in percent of the loss",
-        "between_kinds": "mean |difference| of the losses of the same seed",
-        "between_seeds": "mean |difference| of the losses of the same kind",
+        "noticed": "the difference at the limit, in percent of the loss: median and every epoch's",
+        "between": "mean |difference| of losses: kinds of the same seed, seeds of the same kind",
     }}  # fmt: skip
     pairs = product(range(options.seeds), options.backends)
     tasks = [Task(ITERNORM, seed, name) for seed, name in pairs]
@@ -68,12 +67,11 @@ def standing(task: Task, result: Result) -> str:
 
 def verdict(found: Comparison, one: str, other: str) -> str:
     word = "within noise" if found.passed else "DIFFERENT"
-    usual, worst = median(found.noticed_percent), max(found.noticed_percent)
     return (
         f"{one} and {other}: {word}, largest |t| of {len(found.t)} epochs {found.largest:.2f}, "
         f"limit {found.limit:.2f}.\n"
-        f"A difference of {usual:.2g} % of the loss would have been noticed (median of the epochs; "
-        f"at worst {worst:.2g} %).\n"
+        f"A difference of {found.noticed_percent:.2g} % of the loss would have been noticed "
+        f"(median of the epochs; at worst {max(found.noticed_by_epoch):.2g} %).\n"
         f"Mean |difference| of one seed, {one} and {other}: {found.between_kinds:.4f}; of two "
         f"seeds of one kind: {found.between_seeds:.4f}."
     )

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -113,15 +113,14 @@ class Course:
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
-def curve(result: Result) -> dict[str, list[float | None]]:
-    """Losses and errors of all epochs; None where they are no numbers, which JSON cannot write."""
-    return {
-        name: [value if math.isfinite(value) else None for value in values]
-        for name, values in {
-            "train_loss": [epoch.train_loss for epoch in result.epochs],
-            "test_error": [epoch.test_error for epoch in result.epochs],
-        }.items()
-    }
+def curve(result: Result) -> dict[str, Any]:
+    """Losses and errors, the last and all; None for what is not finite, which JSON cannot say."""
+    found: dict[str, Any] = {}
+    for name in ("train_loss", "test_error"):
+        values = [getattr(epoch, name) for epoch in result.epochs]
+        finite = [value if math.isfinite(value) else None for value in values]
+        found |= {f"final_{name}": finite[-1], name: finite}
+    return found
 
 
 def record(options: argparse.Namespace, course: Course) -> dict:
@@ -136,7 +135,8 @@ def record(options: argparse.Namespace, course: Course) -> dict:
     if course.machine.device.startswith("cuda"):
         content["hardware"]["gpu"] = torch.cuda.get_device_name(course.machine.device)
     about = course.configuration(ITERNORM).describe()
-    images = {"train": len(course.data.train_labels), "test": len(course.data.test_labels)}
+    train, test = len(course.data.train_labels), len(course.data.test_labels)
+    images = f"{train} to train on, {test} to test on"
     return content | {"trained": f"{about['network']}, {about['training']}", "images": images}
 
 
