@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def describe(device: torch.device | str) -> dict[str, object]:
     }
 
 
+@cache  # which is looked up in files, and a run is described after every training
 def _installed_version(package: str) -> str | None:
     try:
         return version(package)
