@@ -20,9 +20,16 @@ from tests.kernels.checks import (
 )
 torch.manual_seed(0)
 
-# Before each function that a kernel calls the interpreter prepares the language of the function's
-# module anew, which is nearly half of all time: once is enough.
+# Beside every operation on integers the interpreter computes whether it overflows, which without
+# its debug mode nobody asks.
+from dataclasses import replace
 from triton.runtime import interpreter
+builder = interpreter.interpreter_builder
+assert not builder.options.debug
+builder.options = replace(builder.options, sanitize_overflow=False)
+
+# Before each function that a kernel calls it prepares the language of the function's module anew,
+# which is nearly half of all time: once is enough.
 prepared = set()
 def call(self, *args, **options):
     if self.fn.__module__ not in prepared:
@@ -31,8 +38,9 @@ def call(self, *args, **options):
     return self.rewrite()(*args, **options)
 interpreter.InterpretedFunction.__call__ = call
 """
+#: Two processes for all, since starting one takes seconds, the compiler in it as many again.
 INTERPRETED = {
-    "batch and edges": """
+    "areas and colorings": """
 for index, op in enumerate(OPERATIONS):
     small = SHAPES[1:2] + SHAPES[3:4] if op.is_matrix else SHAPES[:4]
     for number, shape in enumerate(small):
@@ -45,17 +53,6 @@ check_edges()
 check_range_of_float16()
 check_large_groups(torch.float32, "nchw")
 check_gradients_of_full_whitening()
-""",
-    "fused": """
-for index, (act, with_residual) in enumerate(FUSED):
-    op = OPERATIONS[(0, 2, 4)[index % 3]]
-    dtype = (torch.float32, torch.float16)[index % 2]
-    layout = ("nchw", "channels_last")[index % 2]
-    check_fused((5, 12, 4, 3), area.batch(5), op, dtype, layout, act, with_residual)
-    check_twice_differentiated(act, with_residual)
-check_fused_operators()
-""",
-    "other areas and colorings": """
 for index, case in enumerate(WITHIN_EXAMPLES):
     dtype = (torch.float32, torch.float16)[index % 2]
     layout = ("nchw", "channels_last")[index // 2 % 2]
@@ -64,8 +61,15 @@ for index, case in enumerate(WITHIN_EXAMPLES):
 for case in COLORED:
     check_colored(*case)
 """,
-    "shortcut": """
+    "fused, shortcut and compiler": """
 from tests.kernels.shortcut_checks import *
+for index, (act, with_residual) in enumerate(FUSED):
+    op = OPERATIONS[(0, 2, 4)[index % 3]]
+    dtype = (torch.float32, torch.float16)[index % 2]
+    layout = ("nchw", "channels_last")[index % 2]
+    check_fused((5, 12, 4, 3), area.batch(5), op, dtype, layout, act, with_residual)
+    check_twice_differentiated(act, with_residual)
+check_fused_operators()
 for number in range(len(LAYERS)):
     dtype = (torch.float32, torch.float16)[number % 2]
     check_shortcut(number, dtype, ("nchw", "channels_last")[number // 2 % 2])
