@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,18 @@ def _compiler_as_it_was() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.set_stance("default")
+
+
+def pytest_collection_finish() -> None:
+    """What is there now, thousands of tests and all of torch, stays to the end: the garbage
+    collector need not look through it again and again.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -57,6 +58,19 @@ def test_the_meter_is_silent(capfd):
     assert capfd.readouterr().err == ""
     os.write(2, b"here again")
     assert capfd.readouterr().err == "here again"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_collector_goes_on_as_it_was(frozen):
+    """Also where a program has frozen what it keeps."""
+    frozen_before = gc.get_freeze_count() > 0
+    try:
+        gc.freeze() if frozen else gc.unfreeze()
+        with memory.collector_paused():
+            assert not gc.isenabled() and gc.get_freeze_count() > 0
+        assert gc.isenabled() and (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.freeze() if frozen_before else gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,16 @@ def collector_paused() -> Iterator[None]:
     whoever is running.
     """
     gc.collect()
-    gc.freeze()  # what is there already need not be looked at again by the collections in between
+    frozen_by_others = gc.get_freeze_count() > 0  # unfrozen, theirs could not be told from ours
+    if not frozen_by_others:
+        gc.freeze()  # what is there already need not be looked at again by collections in between
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen_by_others:
+            gc.unfreeze()
         if enabled:
             gc.enable()
 
