@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
@@ -77,6 +79,8 @@ def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
 
 
 # Strikes when the third training has saved its first epoch: the first or the second has ended.
+# Ctrl-C is as at a terminal: whoever runs the tests may ignore it, as a shell does with what it
+# starts in the background, and everything below inherits that.
 STRUCK = """
 import os, signal, time
 from isonorm.lab import checkpoints, cli, experiment
@@ -92,6 +96,7 @@ def save_then_strike(path, *arguments, **options):
 
 checkpoints.save = save_then_strike
 if __name__ == "__main__":  # the processes that train import this, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.app()
 """
 STRIKES = {
@@ -174,3 +179,31 @@ def test_what_ends_a_process_comes_back_from_it(tmp_path):
     with pytest.raises(ValueError, match="a sentence") as caught:
         jobs._receive(experiment, worker)
     assert caught.value.__notes__ == ["where it was raised"]
+
+
+def test_a_second_ctrl_c_leaves_no_process_behind(monkeypatch):
+    workers = []
+    for _ in range(2):
+        here, there = get_context("spawn").Pipe()
+        process = get_context("spawn").Process(target=time.sleep, args=(60,))
+        process.start()
+        there.close()
+        workers.append(jobs._Worker(process, here, Trial("trained", 0)))
+    terminate = workers[0].process.terminate
+
+    def terminate_while_ctrl_c_is_pressed():
+        signal.raise_signal(signal.SIGINT)
+        terminate()
+
+    monkeypatch.setattr(workers[0].process, "terminate", terminate_while_ctrl_c_is_pressed)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with suppress(KeyboardInterrupt):
+            jobs._stop(workers)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert [worker.process.exitcode for worker in workers] == [-signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for worker in workers:
+            worker.process.kill()
+            worker.pipe.close()

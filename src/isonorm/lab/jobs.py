@@ -73,7 +73,7 @@ def _start(experiment: Experiment) -> list[_Worker]:
     context = get_context("spawn")  # CUDA does not survive a fork
     workers: list[_Worker] = []
     task = replace(experiment, results={})
-    with _ctrl_c_is_for_this_process():
+    with _ctrl_c_ignored():  # it reaches every process of a terminal, and is for this one alone
         for _ in range(min(experiment.machine.jobs, len(experiment.epochs_left))):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(task, there))
@@ -132,23 +132,24 @@ def _lost(experiment: Experiment, worker: _Worker, what: str | None = None) -> W
 
 def _stop(workers: list[_Worker]) -> None:
     """Lets those who wait go home, and ends those who still train: their checkpoints are whole."""
-    for worker in workers:
-        if worker.trial is not None:
-            worker.process.terminate()
-        else:
-            with suppress(OSError):  # it is gone already
-                worker.pipe.send(None)
-    for worker in workers:
-        worker.process.join(_SECONDS_TO_STOP)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.pipe.close()
+    with _ctrl_c_ignored():  # a second one would leave processes behind that train on
+        for worker in workers:
+            if worker.trial is not None:
+                worker.process.terminate()
+            else:
+                with suppress(OSError):  # it is gone already
+                    worker.pipe.send(None)
+        for worker in workers:
+            worker.process.join(_SECONDS_TO_STOP)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.pipe.close()
 
 
 @contextmanager
-def _ctrl_c_is_for_this_process() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal; those started in the block pass over it."""
+def _ctrl_c_ignored() -> Iterator[None]:
+    """In the block, and as long as they live by the processes that are started in it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
