@@ -226,9 +226,9 @@ def test_the_scale_of_the_covariance_does_not_matter(scale, rotated):
 
 SINGULAR = {
     "fewer samples than features": lambda: torch.randn(64, 2),
-    "duplicated features": lambda: torch.randn(1, 64).repeat(128, 1),
+    "duplicated features": lambda: torch.randn(1, 32).repeat(64, 1),
     "all but one duplicated": lambda: torch.cat(
-        [torch.randn(1, 64), torch.randn(1, 64).repeat(127, 1)]
+        [torch.randn(1, 32), torch.randn(1, 32).repeat(63, 1)]
     ),
     "dead features": lambda: torch.cat([torch.randn(4, 64), torch.zeros(60, 64)]),
 }
