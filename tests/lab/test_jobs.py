@@ -78,9 +78,9 @@ def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
     assert sorted(line[:5] for line in lines) == [f"[{n}/6]" for n in range(1, 7)]
 
 
-# Strikes when the third training has saved its first epoch: the first or the second has ended.
-# Ctrl-C is as at a terminal: whoever runs the tests may ignore it, as a shell does with what it
-# starts in the background, and everything below inherits that.
+# Strikes when a training has saved its first epoch. Ctrl-C is as at a terminal: whoever runs the
+# tests may ignore it, as a shell does with what it starts in the background, and everything below
+# inherits that.
 STRUCK = """
 import os, signal, time
 from isonorm.lab import checkpoints, cli, experiment
@@ -90,7 +90,7 @@ save = checkpoints.save
 
 def save_then_strike(path, *arguments, **options):
     save(path, *arguments, **options)
-    if "-point2-" in path.name:
+    if "TRAINING" in path.name:
         STRIKE
         time.sleep(60)
 
@@ -99,45 +99,57 @@ if __name__ == "__main__":  # the processes that train import this, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.app()
 """
-STRIKES = {
-    "a process that trains is killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "the command is killed": "os.kill(os.getppid(), signal.SIGKILL)",
-    "Ctrl-C": "os.killpg(0, signal.SIGINT)",
-}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strike", STRIKES)
-def test_however_it_ends_it_goes_on_to_the_same_results(strike, one_by_one, files, tmp_path):
-    script = tmp_path / "struck.py"
-    script.write_text(STRUCK.replace("STRIKE", STRIKES[strike]))
+def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_path):
+    """Struck three times, each time a training later, and resumed as often."""
     out = tmp_path / "runs"
-    ended = subprocess.run(  # until nobody holds its output: the others have ended, too
-        [sys.executable, str(script), *words(files, out, jobs=2)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        start_new_session=True,
-    )
-    (folder,) = out.iterdir()
-    finished = len(result_of(folder)["runs"])
-    assert 1 <= finished < TRAININGS and list(folder.glob("*-point2-*checkpoint*"))
-    if strike == "the command is killed":
-        assert ended.returncode == -signal.SIGKILL and result_of(folder)["status"] == "running"
-    elif strike == "Ctrl-C":
-        assert ended.returncode == 130 and ended.stderr == ""
-        assert ended.stdout.splitlines()[-1].endswith(f"isonorm run --resume {folder}")
-        assert result_of(folder)["status"] == "interrupted"
-    else:
-        assert ended.returncode == 1 and ended.stderr.count("\n") == 1, ended.stderr
-        assert ", seed 0, validating was ended by signal 9, as where memory" in ended.stderr
-        assert f"isonorm run --resume {folder} --jobs 1 goes on" in ended.stderr
-        assert result_of(folder)["status"] == "interrupted"
 
-    resumed = isonorm_command("run", "--resume", str(folder), "--jobs", "1")
+    def struck(training: str, strike: str, *command: str) -> tuple[subprocess.CompletedProcess, int]:
+        """How a command ends, and how many trainings it leaves finished."""
+        script = tmp_path / "struck.py"
+        script.write_text(STRUCK.replace("TRAINING", training).replace("STRIKE", strike))
+        ended = subprocess.run(  # until nobody holds its output: the others have ended, too
+            [sys.executable, str(script), *command],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            start_new_session=True,
+        )
+        assert list(folder().glob(f"*{training}*checkpoint*"))
+        return ended, len(result_of(folder())["runs"])
+
+    def folder() -> Path:
+        (only,) = out.iterdir()
+        return only
+
+    # the third one: the first or the second has ended
+    kill_itself = "os.kill(os.getpid(), signal.SIGKILL)"
+    ended, first = struck("-point2-", kill_itself, *words(files, out, jobs=2))
+    assert 1 <= first < TRAININGS
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1, ended.stderr
+    assert ", seed 0, validating was ended by signal 9, as where memory" in ended.stderr
+    assert f"isonorm run --resume {folder()} --jobs 1 goes on" in ended.stderr
+    assert result_of(folder())["status"] == "interrupted"
+
+    again = ["run", "--resume", str(folder()), "--jobs", "2"]
+    kill_the_command = "os.kill(os.getppid(), signal.SIGKILL)"
+    ended, second = struck("-point3-", kill_the_command, *again)
+    assert first < second < TRAININGS
+    assert ended.returncode == -signal.SIGKILL and result_of(folder())["status"] == "running"
+
+    # by now the search has chosen, and what it chose is trained with all data
+    ended, third = struck("-seed1", "os.killpg(0, signal.SIGINT)", *again)
+    assert second < third < TRAININGS
+    assert ended.returncode == 130 and ended.stderr == ""
+    assert ended.stdout.splitlines()[-1].endswith(f"isonorm run --resume {folder()}")
+    assert result_of(folder())["status"] == "interrupted"
+
+    resumed = isonorm_command("run", "--resume", str(folder()), "--jobs", "1")
     assert resumed.exit_code == 0, resumed.output
-    assert resumed.output.startswith(f"[1/{TRAININGS - finished}] ")
-    check_equal(folder, one_by_one)
+    assert resumed.output.startswith(f"[1/{TRAININGS - third}] ")
+    check_equal(folder(), one_by_one)
 
 
 def test_what_a_search_chooses_waits_for_all_of_its_points(make_result, tmp_path):

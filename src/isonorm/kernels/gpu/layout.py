@@ -103,6 +103,11 @@ class Layout(NamedTuple):
         return self.problems * self.d * (2 if self.constants["DIAG"] else self.d + 1)
 
     @property
+    def one_sided(self) -> bool:
+        """Whether moments leave second sums of which only the symmetric part counts."""
+        return self.precision in ("tf32", TWO_BFLOAT16)
+
+    @property
     def crowded(self) -> bool:
         """Whether one matrix, in the two halves of three-term TF32, fills the shared memory."""
         return not self.constants["DIAG"] and self.d > CHANNELS and self.precision == "tf32x3"

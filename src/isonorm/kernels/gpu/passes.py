@@ -166,7 +166,7 @@ def _whitening(
     lay: Layout, shape: tuple[int, int, int], x: Tensor, plan: Plan, gain: Constants
 ) -> _Small:
     b, d, m = shape
-    center: Constants = {"CENTER": plan.operation.centers}
+    center: Constants = {"CENTER": plan.operation.centers, "ONE_SIDED": lay.one_sided}
     places: Constants = {"D": padded(d), "WIDE": lay.d, "SPAN": lay.span}
     constants = center | places | {"num_warps": 4}
     statistics = _launcher("statistics_kernel", b, (m, b * d, d), constants)

@@ -50,7 +50,7 @@ def _product(b_left, b_right, PRECISION: tl.constexpr):
         b_left_low = ((b_left - b_left_high.to(tl.float32)) * LOW).to(tl.float16)
         b_right_low = ((b_right - b_right_high.to(tl.float32)) * LOW).to(tl.float16)
         b_out = tl.dot(b_left_low, b_right_high)
-        b_out = tl.dot(b_left_high, b_right_low, b_out) / LOW
+        b_out = tl.dot(b_left_high, b_right_low, b_out) * (1.0 / LOW)
         b_out = tl.dot(b_left_high, b_right_high, b_out)
     else:
         b_out = tl.dot(b_left, b_right, input_precision=PRECISION)
@@ -108,8 +108,11 @@ def _places_in_sums(i_group, groups, size, D: tl.constexpr, WIDE: tl.constexpr, 
 def _statistics(
     p_total, p_mean, p_cov, i_group, groups, count, channels, size,
     D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
+    ONE_SIDED: tl.constexpr,
 ):  # fmt: skip
-    """μ and Σ of a group from its sums about the pivot, which lies where μ will."""
+    """μ and Σ of a group from its sums about the pivot, which lies where μ will. Of ONE_SIDED
+    second sums only the symmetric part counts.
+    """
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
@@ -122,8 +125,10 @@ def _statistics(
     tl.debug_barrier()  # every thread has read the pivot before any overwrites it
     tl.store(p_mean + i_global, b_mean, mask=m_channel)
     o, m, _ = _matrix_offsets(i_group, size, D)
-    b_second = tl.load(p_total + o_second, mask=m, other=0.0) / (2.0 * count)
-    b_cov = b_second + tl.trans(b_second) - b_delta[:, None] * b_delta[None, :]
+    b_cov = tl.load(p_total + o_second, mask=m, other=0.0) / count
+    if ONE_SIDED:
+        b_cov = 0.5 * (b_cov + tl.trans(b_cov))
+    b_cov -= b_delta[:, None] * b_delta[None, :]
     tl.store(p_cov + o, b_cov, mask=m)
     return tl.where(m, b_cov, 0.0)
 
@@ -132,12 +137,14 @@ def _statistics(
 def statistics_kernel(
     p_total, p_mean, p_cov, count, channels, size,
     D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
+    ONE_SIDED: tl.constexpr,
 ):  # fmt: skip
     """μ and Σ of a group, for roots that have no kernel."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     _statistics(
-        p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, WIDE, SPAN, CENTER
-    )
+        p_total, p_mean, p_cov, i_group, groups, count, channels, size,
+        D, WIDE, SPAN, CENTER, ONE_SIDED,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -193,17 +200,18 @@ def scale_kernel(
 def root_kernel(
     p_total, p_mean, p_cov, p_w, p_memo, p_running_mean, p_running, p_batches,
     eps, momentum, unbiased, count, channels, size,
-    CENTER: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, PRECISION: tl.constexpr,
-    AVERAGE: tl.constexpr,
+    CENTER: tl.constexpr, ONE_SIDED: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr,
+    WIDE: tl.constexpr, SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
+    PRECISION: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
     """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way, and their running averages."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
     b_cov = _statistics(
-        p_total, p_mean, p_cov, i_group, groups, count, channels, size, D, WIDE, SPAN, CENTER
-    )
+        p_total, p_mean, p_cov, i_group, groups, count, channels, size,
+        D, WIDE, SPAN, CENTER, ONE_SIDED,
+    )  # fmt: skip
     b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
     T: tl.constexpr = len(STEPS) // 3
     b_p = b_eye

@@ -18,7 +18,6 @@ _TITLES = {
     "equinorm-cost-cuda": "EquiConv2d beside convolution and BatchNorm, on a GPU",
     "folding": "ResNet-50 in inference, norms folded away",
     "gpu-bfloat16": "Whitening layers on a GPU, bfloat16",
-    "gpu-bfloat16-channels_last": "Whitening layers on a GPU, bfloat16, channels_last",
     "gpu-dbn16": "DBN in groups of 16 on a GPU",
     "gpu-dbn64": "DBN in groups of 64 on a GPU",
     "gpu-float32-high": "Whitening layers on a GPU, float32",
