@@ -9,7 +9,7 @@ import torch
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import INTERPRETING, choose
+from isonorm.kernels import INTERPRETING, choose, float32_precision
 from tests.kernels.checks import (
     COLORED,
     DEVICE,
@@ -224,6 +224,29 @@ def test_large_groups_run_where_their_matrices_fit(
     choice = choose(op, where, torch.randn(2, 128, 4, 4, dtype=dtype), act=act)
     assert choice.backend == backend
     assert backend == "triton" or "64" in choice.reason
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9")
+@pytest.mark.parametrize("setting", [torch.backends, torch.backends.cuda.matmul])
+@pytest.mark.parametrize("word, precision", [("tf32", "high"), ("ieee", "highest")])
+def test_the_precision_of_products_may_be_set_by_torchs_newer_interface(setting, word, precision):
+    """Asked by the older one, torch would raise."""
+    before = setting.fp32_precision
+    setting.fp32_precision = word
+    try:
+        assert float32_precision() == precision
+    finally:
+        setting.fp32_precision = before
+
+
+@pytest.mark.parametrize("word", ["highest", "high", "medium"])
+def test_the_precision_of_products_is_torchs(word) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(word)
+    try:
+        assert float32_precision() == ("highest" if word == "highest" else "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_the_choice_gives_a_reason() -> None:

@@ -106,7 +106,9 @@ def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_p
     """Struck three times, each time a training later, and resumed as often."""
     out = tmp_path / "runs"
 
-    def struck(training: str, strike: str, *command: str) -> tuple[subprocess.CompletedProcess, int]:
+    def struck(
+        training: str, strike: str, *command: str
+    ) -> tuple[subprocess.CompletedProcess, int]:
         """How a command ends, and how many trainings it leaves finished."""
         script = tmp_path / "struck.py"
         script.write_text(STRUCK.replace("TRAINING", training).replace("STRIKE", strike))

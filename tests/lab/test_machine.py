@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -45,3 +47,13 @@ def test_a_precision_set_by_torchs_newer_interface_is_left_alone():
     finally:
         products.fp32_precision = before
     assert torch.get_float32_matmul_precision() == "highest", "as it was, for what comes after"
+
+
+def test_who_asked_for_float32_is_not_advised_to_leave_it():
+    advice = (
+        "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled."
+    )
+    with Machine(device="cuda", threads=torch.get_num_threads()).settings():
+        warnings.warn(advice, stacklevel=1)  # the tests make every other warning an error
+        with pytest.raises(UserWarning, match="something else"):
+            warnings.warn("something else", stacklevel=1)

@@ -72,6 +72,20 @@ def requested() -> str:
     return _requested
 
 
+#: Since torch 2.9 the precision of products can be set for each device, and where it is, the older
+#: question raises.
+_precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def float32_precision() -> str:
+    """What a GPU's products of float32 are to be: "highest", as accurate as float32, or "high",
+    TF32; set by ``torch.set_float32_matmul_precision`` or ``torch.backends``.
+    """
+    if _precision_of is None:
+        return "highest" if torch.get_float32_matmul_precision() == "highest" else "high"
+    return "high" if _precision_of("cuda", "matmul") == "tf32" else "highest"
+
+
 def transforms_active() -> bool:
     """Whether a ``torch.func`` transform (vmap, grad, jvp, …) is running; the compiler can trace
     this question.

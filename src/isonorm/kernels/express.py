@@ -152,7 +152,7 @@ def traced(
 
 def _remembered(x, weight, bias, residual, plan: Plan) -> Express:
     kinds = tuple([None if t is None else t.dtype for t in (weight, bias, residual)])
-    precision = torch.get_float32_matmul_precision()
+    precision = kernels.float32_precision()
     key = ("express", x.shape, x.stride(), x.dtype, x.device, kinds, precision)
     found = plan.passes.get(key)
     if found is None:

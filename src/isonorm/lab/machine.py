@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import nn
 from ..surgery import convert_sync
 from .devices import choose, make_fabric
 from .objective import CUDA_GRAPHS
-from .settings import float32_products, torch_threads
+from .settings import float32_products, torch_threads, without_advice_on_tf32
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -86,7 +86,8 @@ class Machine:
         the products that stay in float32, those of large groups' roots, by TF32.
         """
         mixed = self.precision == "bf16" and self.device.startswith("cuda")
-        with torch_threads(self.threads), float32_products("high") if mixed else nullcontext():
+        products = float32_products("high") if mixed else without_advice_on_tf32()
+        with torch_threads(self.threads), products:
             yield
 
     def prepare(self, model: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,3 +29,13 @@ def float32_products(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def without_advice_on_tf32() -> Iterator[None]:
+    """No word from the compiler, inside the block, that TF32 would be faster than float32: whoever
+    asked for float32 has chosen.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+        yield

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..area import flat_shape
 from ..functional import check_options, check_recovery
-from ..kernels import choose, express
+from ..kernels import choose, express, float32_precision
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
 from ..statistics import Statistics
@@ -43,7 +43,7 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
     if norm.training and norm._buffers["running_mean"] is not None and not being_recomputed():
         averages = _averages(norm)
     key = (
-        x.shape, x.stride(), x.dtype, x.get_device(), torch.get_float32_matmul_precision(),
+        x.shape, x.stride(), x.dtype, x.get_device(), float32_precision(),
         norm.momentum, norm.eps, norm.act, norm.running, norm.check_finite, norm.process_group,
         norm.training, norm.operation, *_kind(weight), *_kind(bias),
         averages is None, residual is None,

@@ -255,8 +255,8 @@ def _together(size: int, groups: int) -> int:
 
 
 def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str:
-    """16-bit operands multiply exactly; float32 follows ``torch.set_float32_matmul_precision``,
-    whose "high" means TF32 or sums of two bfloat16.
+    """16-bit operands multiply exactly; float32 follows ``kernels.float32_precision``, whose "high"
+    means TF32 or sums of two bfloat16.
     """
     if promoted:
         return TWO_BFLOAT16

@@ -17,6 +17,7 @@ from ...area import Block
 from ...roots import Recurrence
 from ...roots.polar import cubic_steps
 from ...roots.recurrence import Step
+from .. import float32_precision
 from ..plan import MOST_SHAPES, SHORT, Plan
 from . import root as roots
 from .launch import Launcher
@@ -74,7 +75,7 @@ class Kinds(NamedTuple):
 
 def find_pass(x: Tensor, block: Block, plan: Plan, kinds: Kinds) -> Pass:
     """The pass for an input, settled once."""
-    precision = torch.get_float32_matmul_precision()
+    precision = float32_precision()
     key = (x.shape, x.stride(), x.dtype, x.device, block, kinds, precision)
     found = plan.passes.get(key)
     if found is None:
