@@ -249,6 +249,32 @@ def test_the_precision_of_products_is_torchs(word) -> None:
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize(
+    "kilobytes, size, dtype, act, backend",
+    [
+        (227, 128, torch.float32, None, "triton"),  # Hopper
+        (163, 128, torch.float32, None, "torch"),  # A100
+        (163, 128, torch.float16, "relu", "triton"),
+        (163, 64, torch.float32, "relu", "triton"),
+        (99, 128, torch.float16, None, "torch"),  # RTX, L4, L40
+        (99, 128, torch.bfloat16, "relu", "torch"),
+        (99, 128, torch.bfloat16, None, "triton"),
+        (99, 64, torch.float32, "relu", "torch"),
+        (99, 64, torch.float32, "identity", "triton"),
+        (64, 64, torch.float16, "silu", "triton"),  # Turing
+    ],
+)
+def test_groups_run_where_the_gpu_has_the_shared_memory(
+    kilobytes, size, dtype, act, backend, monkeypatch
+) -> None:
+    monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
+    monkeypatch.setattr("isonorm.kernels._shared_memory", lambda device: kilobytes << 10)
+    x = torch.randn(2, 128, 4, 4, dtype=dtype)
+    choice = choose(operation.whiten(), area.batch(size), x, act=act)
+    assert choice.backend == backend
+    assert backend == "triton" or f"this GPU has {kilobytes}" in choice.reason
+
+
 def test_the_choice_gives_a_reason() -> None:
     x = torch.randn(4, 6)
     choice = choose(operation.whiten(), area.batch(), x)

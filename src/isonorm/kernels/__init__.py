@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -149,9 +150,38 @@ def _why_not_triton(
         return None
     size = area.num_features(x.shape[1])
     outside = area.features == "groups"  # a recovery then follows the kernels, which give float32
-    activates = act not in (None, "identity") and x.dtype == torch.float32
-    demanding = operation.method != "newton" or outside or activates
+    activates = act not in (None, "identity")
+    exact = operation.method != "newton"
+    demanding = exact or outside or (activates and x.dtype == torch.float32)
     largest = LARGEST_DEMANDING_GROUP if demanding else LARGEST_GROUP
     if size > largest:
         return f"the kernels take groups up to {largest} channels for this, not {size}"
+    needed, there = _shared_memory_needed(x.dtype, size, exact, activates), _shared_memory(x.device)
+    if needed > there:
+        return (
+            f"the kernels need {needed >> 10} KB of shared memory for groups of {size} channels in "
+            f"{x.dtype}, and this GPU has {there >> 10}"
+        )
     return None
+
+
+def _shared_memory_needed(dtype: torch.dtype, size: int, exact: bool, activates: bool) -> int:
+    """Bytes that the largest kernel takes with one tile in flight (see ``gpu.launch``), compiled
+    for sm_80 and sm_86: Hopper has room for all. Groups up to 64 share matrices of 64 × 64.
+    """
+    if size > LARGEST_DEMANDING_GROUP:
+        needed = {torch.float32: 192, torch.float16: 128}.get(dtype, 112 if activates else 96)
+    elif dtype == torch.float32:
+        needed = 112 if activates else 96
+    else:
+        needed = 96 if exact else 40
+    return needed << 10
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program can have at most; no limit where the device does not tell."""
+    if device.type == "cuda":  # otherwise Triton's interpreter
+        properties = torch.cuda.get_device_properties(device)
+        if hasattr(properties, "shared_memory_per_block_optin"):
+            return properties.shared_memory_per_block_optin
+    return sys.maxsize
