@@ -271,6 +271,32 @@ def check_range_of_float16() -> None:
         assert relative_error(*grads) < 3e-3, (size, relative_error(*grads))
 
 
+def check_large_means(dtype) -> None:
+    """16-bit input that is multiplied as it lies, far from zero: the mean's share comes off."""
+    for where, op, act in (
+        (area.batch(5), operation.whiten("newton", 5), "silu"),
+        (area.instance(5), operation.whiten("newton", 5), None),
+        (area.batch(5), operation.whiten("polar"), "silu"),
+    ):
+        x, dy, _, weight, bias = make_inputs((3, 12, 4, 5), dtype, "channels_last")
+        inputs = [t.detach().requires_grad_() for t in (x + 100, weight, bias)]
+        exact = [t.detach().double().requires_grad_() for t in inputs]
+        found = []
+        for leaves, backend in ((inputs, "triton"), (exact, "torch")):
+            with isonorm.backend(backend):
+                y, _ = isonorm.functional.normalize(
+                    leaves[0],
+                    area=where,
+                    operation=op,
+                    recovery=Affine(leaves[1], leaves[2]),
+                    act=act,
+                    eps=1e-2,
+                )
+            found.append([y, *torch.autograd.grad(y, leaves, dy.to(y.dtype))])
+        for name, got, want in zip(("y", "dx", "dγ", "dβ"), *found, strict=True):
+            assert relative_error(got, want) < 2 * TOLERANCE[dtype], (name, op, act)
+
+
 def check_synchronized(rank: int, meeting: str) -> None:
     """Two processes, each with some examples, against one with all of them."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)

@@ -25,6 +25,7 @@ from tests.kernels.checks import (
     check_fused_operators,
     check_gradients_of_full_whitening,
     check_large_groups,
+    check_large_means,
     check_range_of_float16,
     check_twice_differentiated,
 )
@@ -47,6 +48,12 @@ from tests.kernels.shortcut_checks import (
 @pytest.mark.parametrize(("shape", "group_size"), SHAPES)
 def test_kernels_agree_with_float64(shape, group_size, op, dtype, layout) -> None:
     check(shape, area.batch(group_size), op, dtype, layout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_kernels_agree_with_float64_far_from_zero(dtype) -> None:
+    check_large_means(dtype)
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ import torch
 from tests.kernels.checks import (
     COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_edges,
     check_fused, check_fused_operators, check_gradients_of_full_whitening, check_large_groups,
-    check_range_of_float16, check_synchronized, check_twice_differentiated
+    check_large_means, check_range_of_float16, check_synchronized, check_twice_differentiated
 )
 torch.manual_seed(0)
 
@@ -51,6 +51,7 @@ for index, op in enumerate(OPERATIONS):
         check(shape.values[0], area.batch(shape.values[1]), op, dtype, layout)
 check_edges()
 check_range_of_float16()
+check_large_means(torch.float16)
 check_large_groups(torch.float32, "nchw")
 check_gradients_of_full_whitening()
 for index, case in enumerate(WITHIN_EXAMPLES):
