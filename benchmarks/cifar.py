@@ -98,6 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (Unusable, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"interrupted: {options.out} has the trainings that ended, if any.", file=sys.stderr)
+        return 130
     return 1
 
 

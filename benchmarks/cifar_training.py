@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -104,13 +105,17 @@ class Course:
             return
         processes = min(self.machine.jobs, len(tasks))
         spawn = get_context("spawn")  # CUDA does not survive a fork
+        others = active_children()
         with ProcessPoolExecutor(processes, spawn, _enter, (self,)) as pool:
             running = {pool.submit(_run, task): task for task in tasks}
             try:
                 for future in as_completed(running):
                     yield running[future], future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            except BaseException:  # the pool would wait for what trains, and begin what is next
+                for process in active_children():
+                    if process not in others:
+                        process.terminate()
+                raise
 
 
 def curve(result: Result) -> dict[str, Any]:
@@ -153,6 +158,7 @@ _do: Callable[[Task], Result]  # in a process of a pool, where it is made once
 
 def _enter(course: Course) -> None:
     global _do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that ends this one
     _do = course.trainer()
 
 

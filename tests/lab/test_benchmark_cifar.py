@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import json
+import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from scipy.stats import ttest_ind
 
 from benchmarks import cifar, noise
 from benchmarks.cifar_epochs import BATCHNORM, ITERNORM_64, NORMS, bars
-from benchmarks.cifar_training import Course
+from benchmarks.cifar_training import Course, Task
 from benchmarks.noise import FALSE_ALARMS, compare
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import find_recipe
@@ -104,6 +106,34 @@ def test_trainings_at_once_are_those_of_one_by_one(files, tmp_path, one_by_one, 
     assert "[4/4]" in printed and "torch and reference: within noise" in printed
     expected, found = (json.loads(path.read_text()) for path in (one_by_one, out))
     assert found["curves"] == expected["curves"] and "--jobs 2" in found["command"]
+
+
+class Endless(Course):
+    """Trainings that end at once with seed 0, and with others after the test."""
+
+    def trainer(self):
+        return lambda task: time.sleep(60 * task.seed)
+
+
+@pytest.mark.slow
+def test_what_still_trains_is_ended_with_the_benchmark():
+    before = active_children()
+    tasks = [Task("", seed) for seed in (0, 1, 1, 1)]
+    trainings = Endless("", Machine(jobs=2), epochs=1).trainings(tasks)
+    assert next(trainings)[0].seed == 0
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        trainings.throw(KeyboardInterrupt)
+    assert time.monotonic() - began < 30 and active_children() == before
+
+
+def test_ctrl_c_is_one_sentence(files, tmp_path, monkeypatch, capsys):
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cifar, "epochs", pressed)
+    assert run("epochs", files, tmp_path / "epochs.json") == 130
+    assert capsys.readouterr().err.startswith("interrupted: ")
 
 
 def test_without_a_gpu_there_are_no_kernels_to_compare(files, tmp_path, capsys):
