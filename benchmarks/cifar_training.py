@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
@@ -92,7 +92,7 @@ class Course:
 
         return do
 
-    def trainings(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
+    def trainings(self, tasks: Sequence[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each training with its result as it ends, ``machine.jobs`` of them at once.
 
         Not by ``lab.jobs``, whose processes run a recipe's configurations with one backend, and

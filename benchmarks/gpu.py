@@ -33,7 +33,7 @@ RESNET50 = [
 ]  # fmt: skip
 
 #: Relative error allowed against float64. 16-bit results carry the rounding of their own output
-#: (2⁻⁹ and 2⁻¹²) and that of the centred operands of each product; "high" products are TF32 (2⁻¹¹),
+#: (2⁻⁹ and 2⁻¹²) and that of the operands of each product; "high" products are TF32 (2⁻¹¹),
 #: "highest" ones three-term TF32, whose error is that of float32 sums.
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32-high": 4e-3, "float32-highest": 5e-5}
 

@@ -9,9 +9,9 @@ no positions), or in runs, where they are the positions of one image after the o
 tiles need no masks. Partial sums go to memory and are added in a fixed order: no atomics, the same
 input gives the same bits.
 
-Moments are centred in float32 before any product. So is all else for float32 input. 16-bit input is
-multiplied RAW, as it lies, and the mean's share is taken off the float32 result: what that loses is
-less than the input's own rounding of a mean, and tensor cores read the tile where it arrives.
+Moments are centred in float32 before any product, and so is all else but 16-bit input where tensor
+cores can read a tile as it arrives (see ``layout``). That is multiplied RAW, and the mean's share
+taken off the float32 result: what this loses is less than the input's own rounding of a mean.
 
 DIAG treats the D channels of a block one by one (standardization) instead of by a D × D matrix.
 PROMOTE multiplies 16-bit input as float32: full whitening stretches the smallest directions, and
