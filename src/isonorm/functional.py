@@ -18,7 +18,14 @@ from . import area as areas
 from . import operation as operations
 from .activation import ACTIVATIONS, finish
 from .area import Area
-from .kernels import autograd, choose, explicit, reference, transforms_active
+from .kernels import (
+    autograd,
+    choose,
+    explicit,
+    has_room_for_activation,
+    reference,
+    transforms_active,
+)
 from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
@@ -138,12 +145,12 @@ def normalize_with_transform(
         check_synchronizable(area, operation)
 
     colors = isinstance(recovery, Coloring)
-    backend = "reference"
-    if statistics is None:
-        backend = choose(operation, area, x, colors, act).backend
+    backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
     applied = area if operation.is_matrix else area.featurewise()
     fuses = backend == "triton" and _inside(recovery, applied, backend)
-    fused = act if fuses and act not in (None, "identity") else ""
+    fused = ""
+    if fuses and act is not None and act != "identity":
+        fused = act if has_room_for_activation(operation, area, x) else ""
     plan = make_plan(applied, operation, eps, group, backend, fused)
     check_count(x, plan, statistics)
     if backend == "reference":

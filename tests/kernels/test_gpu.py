@@ -9,7 +9,12 @@ import torch
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import INTERPRETING, choose, float32_precision
+from isonorm.kernels import (
+    INTERPRETING,
+    choose,
+    float32_precision,
+    has_room_for_activation,
+)
 from tests.kernels.checks import (
     COLORED,
     DEVICE,
@@ -214,21 +219,18 @@ def test_operators_run_on_a_gpu_that_is_not_the_current_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "op, where, dtype, act, backend",
+    "op, where, dtype, backend",
     [
-        (operation.whiten(), area.batch(128), torch.float32, None, "triton"),
-        (operation.whiten(), area.batch(128), torch.bfloat16, "relu", "triton"),
-        (operation.whiten(), area.batch(128), torch.float32, "relu", "torch"),
-        (operation.whiten("polar"), area.batch(128), torch.bfloat16, None, "torch"),
+        (operation.whiten(), area.batch(128), torch.float32, "triton"),
+        (operation.whiten(), area.batch(128), torch.bfloat16, "triton"),
+        (operation.whiten("polar"), area.batch(128), torch.bfloat16, "torch"),
         # their recovery follows the kernels, which then work in float32
-        (operation.whiten(), area.group(128), torch.float16, None, "torch"),
+        (operation.whiten(), area.group(128), torch.float16, "torch"),
     ],
 )
-def test_large_groups_run_where_their_matrices_fit(
-    op, where, dtype, act, backend, monkeypatch
-) -> None:
+def test_large_groups_run_where_their_matrices_fit(op, where, dtype, backend, monkeypatch) -> None:
     monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
-    choice = choose(op, where, torch.randn(2, 128, 4, 4, dtype=dtype), act=act)
+    choice = choose(op, where, torch.randn(2, 128, 4, 4, dtype=dtype))
     assert choice.backend == backend
     assert backend == "triton" or "64" in choice.reason
 
@@ -257,27 +259,30 @@ def test_the_precision_of_products_is_torchs(word) -> None:
 
 
 @pytest.mark.parametrize(
-    "kilobytes, size, dtype, act, backend",
+    "kilobytes, size, dtype, backend, activates",
     [
-        (227, 128, torch.float32, None, "triton"),  # Hopper
-        (163, 128, torch.float32, None, "torch"),  # A100
-        (163, 128, torch.float16, "relu", "triton"),
-        (163, 64, torch.float32, "relu", "triton"),
-        (99, 128, torch.float16, None, "torch"),  # RTX, L4, L40
-        (99, 128, torch.bfloat16, "relu", "torch"),
-        (99, 128, torch.bfloat16, None, "triton"),
-        (99, 64, torch.float32, "relu", "torch"),
-        (99, 64, torch.float32, "identity", "triton"),
-        (64, 64, torch.float16, "silu", "triton"),  # Turing
+        (227, 128, torch.bfloat16, "triton", True),  # Hopper
+        (227, 128, torch.float32, "triton", False),
+        (227, 64, torch.float32, "triton", True),
+        (163, 128, torch.float32, "torch", False),  # A100
+        (163, 128, torch.float16, "triton", True),
+        (163, 64, torch.float32, "triton", True),
+        (99, 128, torch.float16, "torch", False),  # RTX, L4, L40
+        (99, 128, torch.bfloat16, "triton", False),
+        (99, 64, torch.float32, "triton", False),
+        (99, 64, torch.float16, "triton", True),
+        (64, 64, torch.float32, "torch", False),  # Turing
+        (64, 64, torch.float16, "triton", True),
     ],
 )
 def test_groups_run_where_the_gpu_has_the_shared_memory(
-    kilobytes, size, dtype, act, backend, monkeypatch
+    kilobytes, size, dtype, backend, activates, monkeypatch
 ) -> None:
     monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
     monkeypatch.setattr("isonorm.kernels._shared_memory", lambda device: kilobytes << 10)
     x = torch.randn(2, 128, 4, 4, dtype=dtype)
-    choice = choose(operation.whiten(), area.batch(size), x, act=act)
+    choice = choose(operation.whiten(), area.batch(size), x)
+    assert has_room_for_activation(operation.whiten(), area.batch(size), x) is activates
     assert choice.backend == backend
     assert backend == "triton" or f"this GPU has {kilobytes}" in choice.reason
 

@@ -53,6 +53,7 @@ check_edges()
 check_range_of_float16()
 check_large_means(torch.float16)
 check_large_groups(torch.float32, "nchw")
+check_fused((2, 72, 4, 5), area.batch(72), OPERATIONS[2], torch.float32, "nchw", "silu", True)
 check_gradients_of_full_whitening()
 for index, case in enumerate(WITHIN_EXAMPLES):
     dtype = (torch.float32, torch.float16)[index % 2]

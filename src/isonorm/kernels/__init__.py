@@ -27,7 +27,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Whether Triton's interpreter stands in for a GPU, as in the tests.
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 #: The largest group whose products fit shared memory, and the largest where they need more of it:
-#: full whitening, a recovery that follows, and float32 with an activation inside.
+#: full whitening, and a recovery that follows; and in float32 an activation inside.
 LARGEST_GROUP, LARGEST_DEMANDING_GROUP = 128, 64
 #: Kernels that go channel by channel leave two numbers for each: few beside so many positions.
 FEWEST_POSITIONS = 16
@@ -94,15 +94,13 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def choose(
-    operation: Operation, area: Area, x: Tensor, colors: bool = False, act: str | None = None
-) -> Choice:
+def choose(operation: Operation, area: Area, x: Tensor, colors: bool = False) -> Choice:
     """The implementation for a training pass, and the reason for it."""
     if _requested == "reference":
         return Choice("reference", "asked for")
     reason = _why_reference(operation)
     if reason is None and _requested != "torch":
-        reason = _why_not_triton(area, operation, x, colors, act)
+        reason = _why_not_triton(area, operation, x, colors)
         if reason is None:
             return Choice("triton", "asked for" if _requested == "triton" else "a GPU is there")
         if _requested == "triton":
@@ -113,6 +111,17 @@ def choose(
     if _requested == "triton":
         raise RuntimeError(f"backend='triton' was asked for, but {reason}.")
     return Choice("reference", reason)
+
+
+def has_room_for_activation(operation: Operation, area: Area, x: Tensor) -> bool:
+    """Whether the kernels, where they are chosen, can do an activation besides."""
+    if not operation.is_matrix:
+        return True
+    size = area.num_features(x.shape[1])
+    if x.dtype == torch.float32 and size > LARGEST_DEMANDING_GROUP:
+        return False
+    needed = _shared_memory_needed(x.dtype, size, operation.method != "newton", activates=True)
+    return needed <= _shared_memory(x.device)
 
 
 def _why_reference(operation: Operation) -> str | None:
@@ -130,9 +139,7 @@ def _why_reference(operation: Operation) -> str | None:
     return None
 
 
-def _why_not_triton(
-    area: Area, operation: Operation, x: Tensor, colors: bool, act: str | None
-) -> str | None:
+def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -> str | None:
     """What keeps the kernels from running, if anything."""
     if not x.is_cuda and not INTERPRETING:
         return f"the input is on {x.device.type}, and the kernels need a GPU"
@@ -150,13 +157,11 @@ def _why_not_triton(
         return None
     size = area.num_features(x.shape[1])
     outside = area.features == "groups"  # a recovery then follows the kernels, which give float32
-    activates = act not in (None, "identity")
     exact = operation.method != "newton"
-    demanding = exact or outside or (activates and x.dtype == torch.float32)
-    largest = LARGEST_DEMANDING_GROUP if demanding else LARGEST_GROUP
+    largest = LARGEST_DEMANDING_GROUP if exact or outside else LARGEST_GROUP
     if size > largest:
         return f"the kernels take groups up to {largest} channels for this, not {size}"
-    needed, there = _shared_memory_needed(x.dtype, size, exact, activates), _shared_memory(x.device)
+    needed, there = _shared_memory_needed(x.dtype, size, exact), _shared_memory(x.device)
     if needed > there:
         return (
             f"the kernels need {needed >> 10} KB of shared memory for groups of {size} channels in "
@@ -165,7 +170,9 @@ def _why_not_triton(
     return None
 
 
-def _shared_memory_needed(dtype: torch.dtype, size: int, exact: bool, activates: bool) -> int:
+def _shared_memory_needed(
+    dtype: torch.dtype, size: int, exact: bool, activates: bool = False
+) -> int:
     """Bytes that the largest kernel takes with one tile in flight (see ``gpu.launch``), compiled
     for sm_80 and sm_86: Hopper has room for all. Groups up to 64 share matrices of 64 × 64.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..area import flat_shape
 from ..functional import check_options, check_recovery
-from ..kernels import choose, express, float32_precision
+from ..kernels import choose, express, float32_precision, has_room_for_activation
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
 from ..statistics import Statistics
@@ -106,11 +106,13 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
         return None  # made of other parameters
     if x.dim() < 2 or not x.is_floating_point() or norm.process_group:
         return None
-    if choose(norm.operation, norm.area, x, act=norm.act).backend != "triton":
+    if choose(norm.operation, norm.area, x).backend != "triton":
         return None
     check_options(norm.eps, norm.act)
     check_recovery(norm.recovery, norm.area, x.shape[1])
     act = "" if norm.act is None or norm.act == "identity" else norm.act
+    if act and not has_room_for_activation(norm.operation, norm.area, x):
+        return None
     plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act)
     return plan if express.fits(x, *_parameters(norm), residual, plan) else None
 
