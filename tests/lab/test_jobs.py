@@ -78,9 +78,10 @@ def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
     assert sorted(line[:5] for line in lines) == [f"[{n}/6]" for n in range(1, 7)]
 
 
-# Strikes when a training has saved its first epoch. Ctrl-C is as at a terminal: whoever runs the
-# tests may ignore it, as a shell does with what it starts in the background, and everything below
-# inherits that.
+# Strikes when a training has saved its first epoch, and what was saved before it is finished; a
+# LATER one has saved nothing by then, or it would not be struck in its turn. Ctrl-C is as at a
+# terminal: whoever runs the tests may ignore it, as a shell does with what it starts in the
+# background, and everything below inherits that.
 STRUCK = """
 import os, signal, time
 from isonorm.lab import checkpoints, cli, experiment
@@ -89,8 +90,12 @@ experiment.figures.save = lambda *arguments: []
 save = checkpoints.save
 
 def save_then_strike(path, *arguments, **options):
+    if "LATER" in path.name:
+        time.sleep(60)
     save(path, *arguments, **options)
     if "TRAINING" in path.name:
+        while [other for other in path.parent.glob("*checkpoint*") if "TRAINING" not in other.name]:
+            time.sleep(0.01)
         STRIKE
         time.sleep(60)
 
@@ -111,7 +116,9 @@ def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_p
     ) -> tuple[subprocess.CompletedProcess, int]:
         """How a command ends, and how many trainings it leaves finished."""
         script = tmp_path / "struck.py"
-        script.write_text(STRUCK.replace("TRAINING", training).replace("STRIKE", strike))
+        later = "-point3-" if training == "-point2-" else "none"
+        text = STRUCK.replace("TRAINING", training).replace("LATER", later)
+        script.write_text(text.replace("STRIKE", strike))
         ended = subprocess.run(  # until nobody holds its output: the others have ended, too
             [sys.executable, str(script), *command],
             capture_output=True,
@@ -119,7 +126,7 @@ def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_p
             timeout=100,
             start_new_session=True,
         )
-        assert list(folder().glob(f"*{training}*checkpoint*"))
+        assert list(folder().glob(f"*{training}*checkpoint*")), (ended.stdout, ended.stderr)
         return ended, len(result_of(folder())["runs"])
 
     def folder() -> Path:
