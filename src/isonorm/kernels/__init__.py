@@ -192,3 +192,7 @@ def _shared_memory(device: torch.device) -> int:
         if hasattr(properties, "shared_memory_per_block_optin"):
             return properties.shared_memory_per_block_optin
     return sys.maxsize
+
+
+# The compiler takes the answer for a constant: it need not trace questions to the driver.
+_shared_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]
