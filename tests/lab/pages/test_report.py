@@ -132,6 +132,16 @@ def test_every_benchmark_on_record_has_numbers_on_the_page():
         assert "/root/" not in page.texts[0]
 
 
+@pytest.mark.parametrize(
+    ("told", "cut"), [({"complete": False}, True), ({"complete": True}, False)]
+)
+def test_a_benchmark_that_was_cut_short_says_so(told, cut):
+    from isonorm.lab.pages import benchmarks
+
+    page = benchmarks.section("cpu", {"rows": [{"case": "a", "us": 1.5}], **told}, "anchor")
+    assert (benchmarks.CUT in page) == cut
+
+
 def test_a_damaged_record_is_named(some_records, tmp_path, isonorm_command):
     (some_records / "folding.json").write_text('{"half": ')
     out = tmp_path / "page.html"

@@ -33,6 +33,9 @@ _ORIGIN = ("command", "made", "hardware", "versions", "threads", "load_average",
 
 _SIZES = {"case", "shape", "group_size"}
 
+#: What is said of a record that its benchmark did not come to the end of.
+CUT = "This measurement was cut short: the rows that it would have had at its end are missing."
+
 Row = dict[str, str]
 
 
@@ -43,6 +46,7 @@ def section(name: str, content: Mapping[str, Any], anchor: str) -> Markup:
     return parts.section(
         title(name),
         "" if passed is None else parts.paragraph(parts.badge("holds" if passed else "fails")),
+        parts.paragraph(CUT) if content.get("complete") is False else "",
         *_tables(numbers),
         parts.details("How it was measured", parts.facts(_origin(name, content))),
         anchor=anchor,
