@@ -148,9 +148,9 @@ def normalize_with_transform(
     backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
     applied = area if operation.is_matrix else area.featurewise()
     fuses = backend == "triton" and _inside(recovery, applied, backend)
-    fused = ""
-    if fuses and act is not None and act != "identity":
-        fused = act if has_room_for_activation(operation, area, x) else ""
+    activates = act not in (None, "identity")
+    inside = fuses and activates and has_room_for_activation(operation, area, x)
+    fused = (act or "") if inside else ""
     plan = make_plan(applied, operation, eps, group, backend, fused)
     check_count(x, plan, statistics)
     if backend == "reference":

@@ -61,7 +61,7 @@ COLORED = [
 FUSED = [("relu", False), ("relu", True), ("silu", False), ("silu", True), ("identity", True)]
 
 
-def passes(x, dy, weight, bias, where, op, backend):
+def passes(x, dy, weight, bias, where, op, backend, act=None):
     """y, μ, Σ, dx, dγ and dβ by one backend."""
     inputs = [t.detach().requires_grad_() for t in (x, weight, bias)]
     with isonorm.backend(backend):
@@ -70,6 +70,7 @@ def passes(x, dy, weight, bias, where, op, backend):
             area=where,
             operation=op,
             recovery=Affine(inputs[1], inputs[2]),
+            act=act,
             eps=1e-2,
         )
     return [y, statistics.mean, statistics.cov, *torch.autograd.grad(y, inputs, dy)]
@@ -93,6 +94,12 @@ def relative_error(got, want) -> float:
     return ((got.double() - want).norm() / want.norm().clamp(min=1e-12)).item()
 
 
+def must_agree(got, want, tolerance, *about) -> None:
+    """What ``passes`` gives by a kernel, and in float64."""
+    for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
+        assert relative_error(g, w) < tolerance, (name, relative_error(g, w), *about)
+
+
 def check(shape, where, op, dtype, layout) -> None:
     x, dy, _, weight, bias = make_inputs(shape, dtype, layout)
     dy = dy[:, :, :1].expand_as(x) if len(shape) == 3 else dy  # a cotangent with strides of its own
@@ -100,9 +107,8 @@ def check(shape, where, op, dtype, layout) -> None:
     exact = [t.double() for t in (x, dy, weight, bias)]
     want = passes(*exact, where, op, "torch")
     assert got[0].dtype == dtype and got[0].stride() == x.stride()
-    for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
-        tolerances = EXACT_TOLERANCE if op.method in ("polar", "cholesky") else TOLERANCE
-        assert relative_error(g, w) < tolerances[dtype], (name, relative_error(g, w))
+    tolerances = EXACT_TOLERANCE if op.method in ("polar", "cholesky") else TOLERANCE
+    must_agree(got, want, tolerances[dtype])
 
 
 def check_large_groups(dtype, layout) -> None:
@@ -120,8 +126,7 @@ def check_large_groups(dtype, layout) -> None:
         for precision, tolerance in tolerances.items():
             torch.set_float32_matmul_precision(precision)
             got = passes(x, dy, weight, bias, where, op, "triton")
-            for name, g, w in zip(("y", "mean", "cov", "dx", "dγ", "dβ"), got, want, strict=True):
-                assert relative_error(g, w) < tolerance, (precision, name, relative_error(g, w))
+            must_agree(got, want, tolerance, precision)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -279,22 +284,10 @@ def check_large_means(dtype) -> None:
         (area.batch(5), operation.whiten("polar"), "silu"),
     ):
         x, dy, _, weight, bias = make_inputs((3, 12, 4, 5), dtype, "channels_last")
-        inputs = [t.detach().requires_grad_() for t in (x + 100, weight, bias)]
-        exact = [t.detach().double().requires_grad_() for t in inputs]
-        found = []
-        for leaves, backend in ((inputs, "triton"), (exact, "torch")):
-            with isonorm.backend(backend):
-                y, _ = isonorm.functional.normalize(
-                    leaves[0],
-                    area=where,
-                    operation=op,
-                    recovery=Affine(leaves[1], leaves[2]),
-                    act=act,
-                    eps=1e-2,
-                )
-            found.append([y, *torch.autograd.grad(y, leaves, dy.to(y.dtype))])
-        for name, got, want in zip(("y", "dx", "dγ", "dβ"), *found, strict=True):
-            assert relative_error(got, want) < 2 * TOLERANCE[dtype], (name, op, act)
+        inputs = (x + 100, dy, weight, bias)
+        got = passes(*inputs, where, op, "triton", act)
+        want = passes(*(t.double() for t in inputs), where, op, "torch", act)
+        must_agree(got, want, 2 * TOLERANCE[dtype], op, act)
 
 
 def check_synchronized(rank: int, meeting: str) -> None:

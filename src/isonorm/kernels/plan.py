@@ -74,6 +74,11 @@ class Gradients(NamedTuple):
     shift: Tensor  # (b, d)
 
 
+def is_short(root: Recurrence) -> bool:
+    """Whether kernels can run an iteration in float16."""
+    return root.name == "newton" and len(root.steps) <= SHORT
+
+
 class Packing:
     """Several arrays of numbers, 4 bytes or more each, in one tensor, at addresses that are
     divisible by 16.
@@ -163,8 +168,7 @@ class Plan:
         root = self.root(d, device)
         if self.backend != "triton" or self.group or not isinstance(root, Recurrence):
             return False
-        short = root.name == "newton" and len(root.steps) <= SHORT
-        largest = LARGEST_SHORT_ROOT if short else LARGEST_ROOT
+        largest = LARGEST_SHORT_ROOT if is_short(root) else LARGEST_ROOT
         return d <= largest and len(root.steps) in FUSED_STEPS[root.name]
 
     def memo_shape(self, b: int, d: int, device: torch.device) -> tuple[int, ...]:

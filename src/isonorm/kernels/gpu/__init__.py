@@ -1,8 +1,8 @@
 """The six steps of the explicit path as Triton kernels.
 
-``layout`` cuts the tensor, ``stream`` reads and writes it, ``root`` works on d × d matrices,
-``passes`` settles what one shape needs, ``steps`` launches it. This package is imported only when
-its backend is chosen.
+``layout`` cuts the tensor, ``stream`` reads and writes it, one ``tile`` after the other, ``root``
+works on d × d matrices, ``passes`` settles what one shape needs, ``steps`` launches it. This
+package is imported only when its backend is chosen.
 """
 
 from .steps import analyze as analyze

@@ -18,10 +18,10 @@ from ...roots import Recurrence
 from ...roots.polar import cubic_steps
 from ...roots.recurrence import Step
 from .. import float32_precision
-from ..plan import MOST_SHAPES, SHORT, Plan
+from ..plan import MOST_SHAPES, Plan, is_short
 from . import root as roots
 from .launch import Launcher
-from .layout import Layout, layout, padded
+from .layout import CHANNELS, Layout, layout, padded
 
 #: Constants of a kernel by name.
 Constants = dict[str, object]
@@ -29,8 +29,6 @@ Constants = dict[str, object]
 #: Running averages are ``express``'s to ask for.
 NO_AVERAGE: Constants = {"AVERAGE": ""}
 
-#: Channels from which a program's matrices are large: it has more warps then, and less room.
-LARGE = 128
 #: Parts and columns that a program adds up at a time, and problems it differentiates.
 PARTS, COLUMNS, SCALES = 64, 32, 256
 
@@ -175,7 +173,7 @@ def _whitening(
         return _Small(statistics)
     recurrence = plan.root(d, x.device)
     assert isinstance(recurrence, Recurrence)
-    short = recurrence.name == "newton" and len(recurrence.steps) <= SHORT
+    short = is_short(recurrence)
     # Small products can afford float32's own.
     accurate = "ieee" if padded(d) == 16 else "tf32x3"
     forward = backward = "float16x3" if short else accurate
@@ -226,7 +224,7 @@ def _root_constants(
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
         "PRECISION": precision,
-        "num_warps": 1 if d <= 16 else 8 if padded(d) >= LARGE else 4,
+        "num_warps": 1 if d <= 16 else 4 if d <= CHANNELS else 8,
         "num_stages": 1,
     }
 

@@ -24,7 +24,8 @@ s again from x by the forward's own products. Step 6 makes it again, too, unless
 what went THROUGH, which is the residual's gradient.
 
 ALIGN and WIDTH are powers of two that divide the channels' stride and an image's positions: numbers
-are passed without them, so that the compiler sees how wide it may load.
+are passed without them, so that the compiler sees how wide it may load. Every kernel takes all the
+constants of a layout, whether it has a use for them or not.
 
 Names: i_ index, o_ offset, m_ mask, p_ pointer, b_ block in registers.
 """
@@ -34,147 +35,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _features(
-    i_group, size, channels, groups, sc, se, D: tl.constexpr, I64: tl.constexpr,
-    EXAMPLES: tl.constexpr,
-):  # fmt: skip
-    """The D features of a group: their places among all statistics, and among an example's
-    channels, their mask, and their offsets.
-    """
-    i_example = i_group // groups if EXAMPLES else 0
-    i_channel = tl.arange(0, D)
-    i_own = (i_group - i_example * groups) * size + i_channel
-    m_channel = (i_channel < size) & (i_own < channels)
-    o_channel = i_own.to(tl.int64) * sc if I64 else i_own * sc
-    i_global = i_own
-    if EXAMPLES:
-        i_global = i_example * channels + i_own
-        o_channel += i_example.to(tl.int64) * se if I64 else i_example * se
-    return i_global, i_own, m_channel, o_channel
-
-
-@triton.jit
-def _sample_offsets(
-    i_tile, n, s, sn, ss, BM: tl.constexpr, MERGED: tl.constexpr, I64: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Offsets and mask of the BM samples of a tile. Where they are n runs of s at another stride,
-    WIDTH of them at a time follow each other in memory.
-    """
-    if I64:
-        i_tile += tl.zeros((), tl.int64)
-        n += tl.zeros((), tl.int64)  # n·s counts the samples of one channel
-    i_sample = i_tile * BM + tl.arange(0, BM)
-    if MERGED:
-        o_sample = i_sample * ss
-    else:
-        i_run = i_sample // s
-        o_sample = i_run * sn + (i_sample - i_run * s) * ss
-        o_sample = tl.max_contiguous(tl.multiple_of(o_sample, WIDTH), WIDTH)
-    return o_sample, i_sample < n * s
-
-
-@triton.jit
-def _load_tile(
-    p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
-):
-    p_tile = p_x + o_sample[:, None] + o_channel[None, :]
-    if WHOLE and FULL:
-        return tl.load(p_tile)
-    if WHOLE:
-        return tl.load(p_tile, mask=m_sample[:, None], other=0.0)
-    return tl.load(p_tile, mask=m_sample[:, None] & m_channel[None, :], other=0.0)
-
-
-@triton.jit
-def _store_tile(
-    p_y, b_y, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
-):
-    p_tile = p_y + o_sample[:, None] + o_channel[None, :]
-    b_y = b_y.to(p_y.dtype.element_ty)
-    if WHOLE and FULL:
-        tl.store(p_tile, b_y)
-    else:
-        tl.store(p_tile, b_y, mask=m_sample[:, None] & m_channel[None, :])
-
-
-@triton.jit
-def _halves(b, PRECISION: tl.constexpr):
-    """Two bfloat16 whose sum has 16 of the 24 bits of float32. Triton's interpreter cannot multiply
-    them: there they are float32 again.
-    """
-    b_high = b.to(tl.bfloat16)
-    b_low = (b.to(tl.float32) - b_high.to(tl.float32)).to(tl.bfloat16)
-    if PRECISION == "bf16x3 in float32":
-        b_high, b_low = b_high.to(tl.float32), b_low.to(tl.float32)
-    return b_high, b_low
-
-
-@triton.jit
-def _multiplied(b_left, b_right, b_sum, PRECISION: tl.constexpr):
-    """left·right + sum. "bf16x3" takes float32 as sums of two bfloat16, good for 16 bits: unlike
-    TF32, tensor cores read those in either order, as products over samples need them. What is
-    bfloat16 already has no lower half.
-    """
-    if PRECISION == "bf16x3" or PRECISION == "bf16x3 in float32":
-        b_left_high, b_left_low = _halves(b_left, PRECISION)
-        b_right_high, b_right_low = _halves(b_right, PRECISION)
-        if b_left.dtype != tl.bfloat16:
-            b_sum = tl.dot(b_left_low, b_right_high, b_sum)
-        if b_right.dtype != tl.bfloat16:
-            b_sum = tl.dot(b_left_high, b_right_low, b_sum)
-        b_sum = tl.dot(b_left_high, b_right_high, b_sum)
-    else:
-        b_sum = tl.dot(b_left, b_right, b_sum, input_precision=PRECISION)
-    return b_sum
-
-
-@triton.jit
-def _operand(b_dy, PROMOTE: tl.constexpr):
-    """A gradient as ``_multiplied`` takes it, which wants float32 or bfloat16 beside float32."""
-    if PROMOTE and b_dy.dtype != tl.bfloat16:
-        b_dy = b_dy.to(tl.float32)
-    return b_dy
-
-
-@triton.jit
-def _squared(b_t, b_sum, PRECISION: tl.constexpr):
-    """tᵀ·t + sum, of which only the symmetric part counts: with two halves that is the symmetric
-    part of highᵀ·high + 2·highᵀ·low, one product less than ``_multiplied`` takes.
-    """
-    if PRECISION == "bf16x3" or PRECISION == "bf16x3 in float32":
-        b_high, b_low = _halves(b_t, PRECISION)
-        b_sum = tl.dot(tl.trans(b_high), 2 * b_low, b_sum)
-        b_sum = tl.dot(tl.trans(b_high), b_high, b_sum)
-    else:
-        b_sum = tl.dot(tl.trans(b_t), b_t, b_sum, input_precision=PRECISION)
-    return b_sum
-
-
-@triton.jit
-def _summed_apart(b_tile, NEAR: tl.constexpr):
-    """Sums over some of a tile's samples, for each channel: over those that one thread holds, so
-    that threads need to meet only once, after the last tile. NEAR: samples lie side by side.
-    """
-    BM: tl.constexpr = b_tile.shape[0]
-    D: tl.constexpr = b_tile.shape[1]
-    if NEAR:
-        b_sum = tl.sum(tl.reshape(b_tile, (BM // 8, 8, D)), 1)
-    else:
-        b_sum = tl.sum(tl.reshape(b_tile, (BM // 16, 16, D)), 0)
-    return b_sum
-
-
-@triton.jit
-def _entries(i_row, i_column, i_group, size, SPAN: tl.constexpr):
-    """Where a program's matrix has its entries, and which it has: SPAN blocks on its diagonal."""
-    own = size // SPAN
-    i_row_block, i_column_block = i_row // own, i_column // own
-    o_block = (i_group * SPAN + i_row_block) * own * own
-    o = o_block + (i_row - i_row_block * own) * own + i_column - i_column_block * own
-    return o, (i_row_block == i_column_block) & (i_row < size) & (i_column < size)
+from .tile import (
+    entries,
+    features,
+    halves,
+    load_tile,
+    multiplied,
+    sample_offsets,
+    squared,
+    store_tile,
+    summed_apart,
+)
 
 
 @triton.jit
@@ -196,7 +67,7 @@ def _load_map(
         b_w = tl.load(p_w + i_global, mask=m_channel, other=0.0)
     else:
         i_channel = tl.arange(0, D)
-        o_w, m_w = _entries(i_channel[None, :], i_channel[:, None], i_group, size, SPAN)
+        o_w, m_w = entries(i_channel[None, :], i_channel[:, None], i_group, size, SPAN)
         b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
         if not PROMOTE:
             b_w = b_w.to(p_x.dtype.element_ty)
@@ -207,10 +78,10 @@ def _load_map(
 
 @triton.jit
 def _mean_share(b_matrix, b_mean, PROMOTE: tl.constexpr):
-    """What μ adds to every sample's product with a matrix, rounded as ``_multiplied`` rounds it."""
+    """What μ adds to every sample's product with a matrix, rounded as ``multiplied`` rounds it."""
     b_rounded = b_matrix.to(tl.float32)
     if PROMOTE:
-        b_high, b_low = _halves(b_matrix, "")
+        b_high, b_low = halves(b_matrix, "")
         b_rounded = b_high.to(tl.float32) + b_low.to(tl.float32)
     return tl.sum(b_rounded * b_mean[:, None], 0)
 
@@ -236,7 +107,7 @@ def _mapped(
         b_y = b_x * b_w[None, :]
     else:
         b_t = b_x if PROMOTE else b_x.to(p_x.dtype.element_ty)
-        b_y = _multiplied(b_t, b_w, tl.zeros(b_x.shape, tl.float32), PRECISION)
+        b_y = multiplied(b_t, b_w, tl.zeros(b_x.shape, tl.float32), PRECISION)
     if WEIGHT:
         b_y *= b_weight[None, :]
     if BIAS or RAW:
@@ -292,31 +163,31 @@ def moments_kernel(
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, _, m_channel, o_channel = _features(
+    i_global, _, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
-        o_first, m_first = _sample_offsets(0, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_tile = _load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
+        o_first, m_first = sample_offsets(0, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_tile = load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
         b_pivot = tl.sum(b_tile, 0) / tl.sum(m_first.to(tl.float32), 0)
     b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = b_raw.to(tl.float32)
         if CENTER:
             b_x -= b_pivot[None, :]
             if not FULL:
                 b_x = tl.where(m_sample[:, None], b_x, 0.0)
-        b_first += _summed_apart(b_x, NEAR)
+        b_first += summed_apart(b_x, NEAR)
         if DIAG:
-            b_second += _summed_apart(b_x * b_x, NEAR)
+            b_second += summed_apart(b_x * b_x, NEAR)
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-            b_second = _squared(b_t, b_second, PRECISION)
+            b_second = squared(b_t, b_second, PRECISION)
 
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
     if i_part == 0:
@@ -336,7 +207,7 @@ def apply_kernel(
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, i_own, m_channel, o_channel = _features(
+    i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
@@ -345,17 +216,17 @@ def apply_kernel(
         b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
     )  # fmt: skip
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = _centred(b_raw, b_mean, RAW)
         b_y = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION)
         if RESIDUAL:
-            b_residual = _load_tile(
+            b_residual = load_tile(
                 p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
             )
             b_y += b_residual.to(tl.float32)
         b_y = _activated(b_y, ACT)
-        _store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
 
 
 @triton.jit
@@ -371,7 +242,7 @@ def backward_sums_kernel(
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, i_own, m_channel, o_channel = _features(
+    i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
@@ -384,9 +255,9 @@ def backward_sums_kernel(
     b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = _centred(b_raw, b_mean, RAW)
         if ACT != "":
             if REMAKE:
@@ -394,21 +265,20 @@ def backward_sums_kernel(
                     b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION
                 )
             if EXTRA:
-                b_extra = _load_tile(
+                b_extra = load_tile(
                     p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
                 ).to(tl.float32)
                 b_s = b_s + b_extra if REMAKE else b_extra
             b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
             if THROUGH:
-                _store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_first += _summed_apart(b_dy.to(tl.float32), NEAR)
+                store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        b_first += summed_apart(b_dy.to(tl.float32), NEAR)
         if DIAG:
-            b_second += _summed_apart(b_x * b_dy.to(tl.float32), NEAR)
+            b_second += summed_apart(b_x * b_dy.to(tl.float32), NEAR)
         else:
             # masked samples have dy = 0, so their x does not count
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-            b_g = _operand(b_dy, PROMOTE)
-            b_second = _multiplied(tl.trans(b_g), b_t, b_second, PRECISION)
+            b_second = multiplied(tl.trans(b_dy), b_t, b_second, PRECISION)
     if RAW:
         b_second -= tl.sum(b_first, 0)[:, None] * b_mean[None, :]
     _store_sums(p_sums, i_group, i_part, b_first, b_second, D, DIAG)
@@ -429,7 +299,7 @@ def backward_apply_kernel(
     """
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = s * WIDTH, sc * ALIGN
-    i_global, i_own, m_channel, o_channel = _features(
+    i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
@@ -447,7 +317,7 @@ def backward_apply_kernel(
     else:
         # dx = g·A + (x − μ)·slope with samples in rows; slope is symmetric
         i_channel = tl.arange(0, D)
-        o_w, m_w = _entries(i_channel[:, None], i_channel[None, :], i_group, size, SPAN)
+        o_w, m_w = entries(i_channel[:, None], i_channel[None, :], i_group, size, SPAN)
         if TERMS != "of x":
             b_a = tl.load(p_a + o_w, mask=m_w, other=0.0)
             if not PROMOTE:
@@ -464,11 +334,11 @@ def backward_apply_kernel(
                 b_share = _mean_share(b_slope, b_mean, PROMOTE)
                 b_shift -= b_share * b_largest if HALF else b_share
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = _sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
         if TERMS != "of x":
-            b_dy = _load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         if TERMS != "of dy":
-            b_raw = _load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
             b_x = _centred(b_raw, b_mean, RAW)
         if ACT != "":
             b_s = _mapped(
@@ -481,12 +351,12 @@ def backward_apply_kernel(
             b_dx = tl.zeros((BM, D), tl.float32)
             if TERMS != "of dy":
                 b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
-                b_dx = _multiplied(b_t, b_slope, b_dx, PRECISION)
+                b_dx = multiplied(b_t, b_slope, b_dx, PRECISION)
                 if HALF:
                     b_dx *= b_largest[None, :]
                 b_dx += b_shift[None, :]
             if TERMS != "of x":
-                b_dx = _multiplied(_operand(b_dy, PROMOTE), b_a, b_dx, PRECISION)
+                b_dx = multiplied(b_dy, b_a, b_dx, PRECISION)
             if TERMS == "of dy":
-                b_dx += _load_tile(p_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        _store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+                b_dx += load_tile(p_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)

@@ -1,0 +1,145 @@
+"""What kernels do with one tile of an activation: find, load, store, multiply it, and add it up.
+
+A tile is BM samples of D features, samples in rows. ``stream`` says what its constants mean.
+
+Names: i_ index, o_ offset, m_ mask, p_ pointer, b_ block in registers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def features(
+    i_group, size, channels, groups, sc, se, D: tl.constexpr, I64: tl.constexpr,
+    EXAMPLES: tl.constexpr,
+):  # fmt: skip
+    """The D features of a group: their places among all statistics, and among an example's
+    channels, their mask, and their offsets.
+    """
+    i_example = i_group // groups if EXAMPLES else 0
+    i_channel = tl.arange(0, D)
+    i_own = (i_group - i_example * groups) * size + i_channel
+    m_channel = (i_channel < size) & (i_own < channels)
+    o_channel = i_own.to(tl.int64) * sc if I64 else i_own * sc
+    i_global = i_own
+    if EXAMPLES:
+        i_global = i_example * channels + i_own
+        o_channel += i_example.to(tl.int64) * se if I64 else i_example * se
+    return i_global, i_own, m_channel, o_channel
+
+
+@triton.jit
+def sample_offsets(
+    i_tile, n, s, sn, ss, BM: tl.constexpr, MERGED: tl.constexpr, I64: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Offsets and mask of the BM samples of a tile. Where they are n runs of s at another stride,
+    WIDTH of them at a time follow each other in memory.
+    """
+    if I64:
+        i_tile += tl.zeros((), tl.int64)
+        n += tl.zeros((), tl.int64)  # n·s counts the samples of one channel
+    i_sample = i_tile * BM + tl.arange(0, BM)
+    if MERGED:
+        o_sample = i_sample * ss
+    else:
+        i_run = i_sample // s
+        o_sample = i_run * sn + (i_sample - i_run * s) * ss
+        o_sample = tl.max_contiguous(tl.multiple_of(o_sample, WIDTH), WIDTH)
+    return o_sample, i_sample < n * s
+
+
+@triton.jit
+def load_tile(
+    p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
+):
+    p_tile = p_x + o_sample[:, None] + o_channel[None, :]
+    if WHOLE and FULL:
+        return tl.load(p_tile)
+    if WHOLE:
+        return tl.load(p_tile, mask=m_sample[:, None], other=0.0)
+    return tl.load(p_tile, mask=m_sample[:, None] & m_channel[None, :], other=0.0)
+
+
+@triton.jit
+def store_tile(
+    p_y, b_y, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
+):
+    p_tile = p_y + o_sample[:, None] + o_channel[None, :]
+    b_y = b_y.to(p_y.dtype.element_ty)
+    if WHOLE and FULL:
+        tl.store(p_tile, b_y)
+    else:
+        tl.store(p_tile, b_y, mask=m_sample[:, None] & m_channel[None, :])
+
+
+@triton.jit
+def entries(i_row, i_column, i_group, size, SPAN: tl.constexpr):
+    """Where a program's matrix has its entries, and which it has: SPAN blocks on its diagonal."""
+    own = size // SPAN
+    i_row_block, i_column_block = i_row // own, i_column // own
+    o_block = (i_group * SPAN + i_row_block) * own * own
+    o = o_block + (i_row - i_row_block * own) * own + i_column - i_column_block * own
+    return o, (i_row_block == i_column_block) & (i_row < size) & (i_column < size)
+
+
+@triton.jit
+def halves(b, PRECISION: tl.constexpr):
+    """Two bfloat16 whose sum has 16 of the 24 bits of float32. Triton's interpreter cannot multiply
+    them: there they are float32 again.
+    """
+    b_high = b.to(tl.bfloat16)
+    b_low = (b.to(tl.float32) - b_high.to(tl.float32)).to(tl.bfloat16)
+    if PRECISION == "bf16x3 in float32":
+        b_high, b_low = b_high.to(tl.float32), b_low.to(tl.float32)
+    return b_high, b_low
+
+
+@triton.jit
+def multiplied(b_left, b_right, b_sum, PRECISION: tl.constexpr):
+    """left·right + sum. "bf16x3" takes float32 as sums of two bfloat16, good for 16 bits: unlike
+    TF32, tensor cores read those in either order, as products over samples need them. Operands may
+    be 16-bit, too: float16 has two halves, bfloat16 no lower one.
+    """
+    if PRECISION == "bf16x3" or PRECISION == "bf16x3 in float32":
+        b_left_high, b_left_low = halves(b_left, PRECISION)
+        b_right_high, b_right_low = halves(b_right, PRECISION)
+        if b_left.dtype != tl.bfloat16:
+            b_sum = tl.dot(b_left_low, b_right_high, b_sum)
+        if b_right.dtype != tl.bfloat16:
+            b_sum = tl.dot(b_left_high, b_right_low, b_sum)
+        b_sum = tl.dot(b_left_high, b_right_high, b_sum)
+    else:
+        b_sum = tl.dot(b_left, b_right, b_sum, input_precision=PRECISION)
+    return b_sum
+
+
+@triton.jit
+def squared(b_t, b_sum, PRECISION: tl.constexpr):
+    """tᵀ·t + sum, of which only the symmetric part counts: with two halves that is the symmetric
+    part of highᵀ·high + 2·highᵀ·low, one product less than ``multiplied`` takes.
+    """
+    if PRECISION == "bf16x3" or PRECISION == "bf16x3 in float32":
+        b_high, b_low = halves(b_t, PRECISION)
+        b_sum = tl.dot(tl.trans(b_high), 2 * b_low, b_sum)
+        b_sum = tl.dot(tl.trans(b_high), b_high, b_sum)
+    else:
+        b_sum = tl.dot(tl.trans(b_t), b_t, b_sum, input_precision=PRECISION)
+    return b_sum
+
+
+@triton.jit
+def summed_apart(b_tile, NEAR: tl.constexpr):
+    """Sums over some of a tile's samples, for each channel: over those that one thread holds, so
+    that threads need to meet only once, after the last tile. NEAR: samples lie side by side.
+    """
+    BM: tl.constexpr = b_tile.shape[0]
+    D: tl.constexpr = b_tile.shape[1]
+    if NEAR:
+        b_sum = tl.sum(tl.reshape(b_tile, (BM // 8, 8, D)), 1)
+    else:
+        b_sum = tl.sum(tl.reshape(b_tile, (BM // 16, 16, D)), 0)
+    return b_sum
