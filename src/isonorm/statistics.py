@@ -75,9 +75,21 @@ def merge(left: Statistics, right: Statistics) -> Statistics:
 def measure(problems: Tensor, center: bool = True) -> Statistics:
     """The statistics of a (b, d, m) tensor, in its dtype, written as the definition."""
     m = problems.shape[-1]
-    mean = problems.mean(-1) if center else torch.zeros_like(problems[..., 0])
+    if not center:
+        return Statistics(m, torch.zeros_like(problems[..., 0]), problems @ problems.mT / m)
+    mean = problems.mean(-1)
     centred = problems - mean.unsqueeze(-1)
-    return Statistics(m, mean, centred @ centred.mT / m)
+    return about_mean(Statistics(m, mean, centred @ centred.mT / m), centred.mean(-1))
+
+
+def about_mean(about_pivot: Statistics, delta: Tensor) -> Statistics:
+    """Statistics about the mean from those about a pivot that is δ away from it.
+
+    A mean that was rounded is such a pivot: far from zero its error is not small beside the
+    deviations, while δ, the mean of what is left, is exact.
+    """
+    count, pivot, moment = about_pivot
+    return Statistics(count, pivot + delta, moment - _outer(delta))
 
 
 def _outer(v: Tensor) -> Tensor:

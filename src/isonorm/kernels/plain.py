@@ -11,7 +11,7 @@ from torch import Tensor
 from ..area import Block
 from ..operation import add_eps
 from ..recovery import Coloring, Recovery
-from ..statistics import Statistics, merge, working_dtype
+from ..statistics import Statistics, about_mean, merge, working_dtype
 from .plan import Gradients, Plan, Problem, Sums
 from .tiles import Layout, add_into, layout
 
@@ -43,11 +43,13 @@ def moments(work: Work, plan: Plan) -> Statistics:
         chunk = ops.chunk(ops.source, rows)
         b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
         if plan.operation.centers:
-            mean = chunk.sum(area.axes("m"), dtype=ops.dtype).div_(m).reshape(b, d)
-            tile = ops.centred_tile(rows, mean)
+            pivot = chunk.sum(area.axes("m"), dtype=ops.dtype).div_(m).reshape(b, d)
+            tile = ops.centred_tile(rows, pivot)
+            about_pivot = Statistics(m, pivot, ops.outer(tile, tile).div_(m))
+            parts.append(about_mean(about_pivot, ops.total(tile).div_(m)))
         else:
             mean, tile = chunk.new_zeros((b, d), dtype=ops.dtype), ops.tile(chunk)
-        parts.append(Statistics(m, mean, ops.outer(tile, tile).div_(m)))
+            parts.append(Statistics(m, mean, ops.outer(tile, tile).div_(m)))
     if not parts or not parts[0].count:
         b, d, _ = area.problem_shape(block, ops.shape[0], ops.shape[3])
         zeros = ops.source.new_zeros
