@@ -569,6 +569,7 @@ WRONG = {
         r"color must have shape \(1, 6, 6\).*got \(2, 3, 3\)",
         {"operation": "whiten", "recovery": Coloring(torch.zeros(2, 3, 3), None)},
     ),
+    "no channels": (ValueError, "at least one channel", {"x": torch.randn(4, 0, 3)}),
     "eps that is no number": (ValueError, "eps must be a number ≥ 0; got 'a'", {"eps": "a"}),
     "no process group": (
         ValueError,

@@ -123,6 +123,10 @@ class Area:
         >>> batch(group_size=16).partition(40)
         (Block(start=0, groups=2, size=16), Block(start=32, groups=1, size=8))
         """
+        if num_channels < 1:
+            raise ValueError(
+                f"a normalization needs at least one channel; got an input with {num_channels}."
+            )
         if self.num_groups is not None:
             if num_channels % self.num_groups:
                 raise ValueError(

@@ -98,9 +98,14 @@ class Layout(NamedTuple):
         return self.examples * self.groups
 
     @property
+    def diagonal(self) -> bool:
+        """Whether features are treated one by one: numbers for each instead of matrices."""
+        return bool(self.constants["DIAG"])
+
+    @property
     def row(self) -> int:
         """Numbers in one part of the sums: (G, D) first ones, then (G, D[, D]) second ones."""
-        return self.problems * self.d * (2 if self.constants["DIAG"] else self.d + 1)
+        return self.problems * self.d * (2 if self.diagonal else self.d + 1)
 
     @property
     def one_sided(self) -> bool:
@@ -110,7 +115,7 @@ class Layout(NamedTuple):
     @property
     def crowded(self) -> bool:
         """Whether one matrix, in the two halves of three-term TF32, fills the shared memory."""
-        return not self.constants["DIAG"] and self.d > CHANNELS and self.precision == "tf32x3"
+        return not self.diagonal and self.d > CHANNELS and self.precision == "tf32x3"
 
     def launcher(
         self, name: str, flags: dict[str, object], tuning: Tuning | None = None
@@ -153,7 +158,7 @@ class Layout(NamedTuple):
         """
         vector = self.vector  # bytes that a thread can load at once
         # one product of float32 operands, not several
-        single = self.precision == "tf32" and not self.constants["DIAG"]
+        single = self.precision == "tf32" and not self.diagonal
         wide = self.operand == 4 and not self.constants["RAW"]
         if name == "moments_kernel":
             tile = 64 if self.operand == 4 or vector < 16 else 128

@@ -89,7 +89,7 @@ def moments(work: Work, plan: Plan) -> Statistics:
     mean, total = _sums_about_pivot(work)
     if not run.several_channels:
         cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
-        if run.lay.constants["DIAG"]:
+        if run.lay.diagonal:
             run.statistics(total, mean, cov, cov, total, total, total)
         else:
             run.statistics(total, mean, cov)
@@ -114,7 +114,7 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
     w = torch.empty_like(cov)
     memo = x.new_empty(run.memo_shape, dtype=torch.float32)
-    if run.lay.constants["DIAG"]:
+    if run.lay.diagonal:
         run.root(total, mean, cov, w, total, total, total)
     else:
         run.root(total, mean, cov, w, memo, total, total, total)
@@ -169,7 +169,7 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
         nothing = [None if t is None else torch.zeros_like(t) for t in (work.weight, work.bias)]
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), *nothing)
     total = _backward_sums(work, dy, p, recovery)[0]
-    if not lay.constants["DIAG"]:
+    if not lay.diagonal:
         f, outer = _unpadded(total, work)
         return Sums(f.reshape(p.mean.shape), outer.reshape(p.cov.shape))
     first, second = total[: lay.problems * lay.d], total[lay.problems * lay.d :]
@@ -215,7 +215,7 @@ def differentiate(
     dweight, dbias = w.new_empty(run.gain_shape), w.new_empty(run.gain_shape)
     a, slope, shift = torch.empty_like(w), torch.empty_like(w), torch.empty_like(p.mean)
     weight = w if work.weight is None else work.weight
-    if run.lay.constants["DIAG"]:
+    if run.lay.diagonal:
         run.gradients(total, w, weight, dweight, dbias, a, slope, shift)
     else:
         run.gradients(total, p.cov, w, p.memo, weight, dweight, dbias, a, slope, shift)
