@@ -195,6 +195,32 @@ def test_chunks_merge_to_the_whole(area, operation, layout, rows, budget, monkey
     assert_paths_agree(x, area, operation)
 
 
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("operation", ["whiten", "standardize"])
+def test_a_rounded_mean_does_not_spoil_the_covariance(operation, backend):
+    """Mean 1e6, deviation 1: the rounding of the mean, 1e6 · 2⁻²⁴, is no longer small."""
+    x = (correlated(40, 4, 5) + 1e6).to(torch.float32)
+    with isonorm.backend(backend):
+        _, statistics = normalize(x, area="batch", operation=operation)
+    expected = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
+    if operation == "standardize":
+        expected = expected.diagonal()
+    error = (statistics.cov.view_as(expected) - expected).abs().amax() / expected.abs().amax()
+    assert error < 1e-6
+
+
+def test_nothing_is_computed_for_input_that_wants_no_gradient(monkeypatch):
+    def refuse(*args):
+        raise AssertionError("dx was computed")
+
+    monkeypatch.setattr("isonorm.kernels.plain.backward_apply", refuse)
+    layer = isonorm.IterNorm(4)
+    layer(torch.randn(6, 4, 5)).sum().backward()
+    assert layer.weight.grad is not None
+    with pytest.raises(AssertionError, match="dx"):
+        layer(torch.randn(6, 4, 5, requires_grad=True)).sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_chunks_do_not_cancel_far_from_zero(dtype, monkeypatch):
     """Mean 1e4, deviation 1: what is left in float32 is the rounding of the mean, 1e4 · 2⁻²⁴."""

@@ -26,12 +26,15 @@ from tests.kernels.checks import (
     check,
     check_colored,
     check_edges,
+    check_formats,
     check_fused,
     check_fused_operators,
     check_gradients_of_full_whitening,
     check_large_groups,
     check_large_means,
+    check_parameters_alone,
     check_range_of_float16,
+    check_tracers,
     check_twice_differentiated,
 )
 from tests.kernels.shortcut_checks import (
@@ -140,6 +143,9 @@ def test_the_shortcut_compiled() -> None:
 @pytest.mark.gpu
 def test_edges() -> None:
     check_edges()
+    check_formats()
+    check_parameters_alone()
+    check_tracers()
 
 
 @pytest.mark.gpu
@@ -285,6 +291,19 @@ def test_groups_run_where_the_gpu_has_the_shared_memory(
     assert has_room_for_activation(operation.whiten(), area.batch(size), x) is activates
     assert choice.backend == backend
     assert backend == "triton" or f"this GPU has {kilobytes}" in choice.reason
+
+
+@pytest.mark.parametrize("dtype, method, backend", [
+    (torch.bfloat16, "newton", "triton"),
+    (torch.float32, "newton", "torch"),
+    (torch.bfloat16, "polar", "torch"),
+])  # fmt: skip
+def test_amds_gpus_run_what_needs_no_accurate_products(dtype, method, backend, monkeypatch) -> None:
+    monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    choice = choose(operation.whiten(method), area.batch(16), torch.randn(2, 16, 4, dtype=dtype))
+    assert choice.backend == backend
+    assert backend == "triton" or "AMD" in choice.reason
 
 
 def test_the_choice_gives_a_reason() -> None:

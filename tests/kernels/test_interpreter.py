@@ -15,8 +15,9 @@ IMPORTS = """
 import torch
 from tests.kernels.checks import (
     COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_edges,
-    check_fused, check_fused_operators, check_gradients_of_full_whitening, check_large_groups,
-    check_large_means, check_range_of_float16, check_synchronized, check_twice_differentiated
+    check_formats, check_fused, check_fused_operators, check_gradients_of_full_whitening,
+    check_large_groups, check_large_means, check_parameters_alone, check_range_of_float16,
+    check_synchronized, check_tracers, check_twice_differentiated
 )
 torch.manual_seed(0)
 
@@ -50,6 +51,8 @@ for index, op in enumerate(OPERATIONS):
         layout = ("nchw", "channels_last")[(index + number) % 2]
         check(shape.values[0], area.batch(shape.values[1]), op, dtype, layout)
 check_edges()
+check_formats()
+check_parameters_alone()
 check_range_of_float16()
 check_large_means(torch.float16)
 check_large_groups(torch.float32, "nchw")
@@ -80,6 +83,7 @@ check_what_is_replaced()
 check_saved_tensors()
 check_transforms()
 check_operators()
+check_tracers()
 check_compiled("aot_eager")
 """,
 }

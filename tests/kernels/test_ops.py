@@ -88,11 +88,27 @@ def test_normalize_backward_without_gradients_of_statistics(name):
     check_backward(name, "affine", statistics=False)
 
 
-def check_backward(name, recovery, statistics):
-    tensors, plan = arguments(name, recovery, requires_grad=False)
+def test_gradients_lie_as_the_fake_says():
+    """Also that of a matrix which is a view of another."""
+    (x, weight, bias, color), plan = arguments("newton", "coloring", requires_grad=False)
+    inputs = backward_inputs((x, weight, bias, color.mT), plan, statistics=False)
+    found = torch.ops.isonorm.normalize_backward(*inputs)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in inputs]
+        expected = torch.ops.isonorm.normalize_backward(*fakes)
+    for a, b in zip(found, expected, strict=True):
+        assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+def backward_inputs(tensors, plan, statistics):
     y, *saved = torch.ops.isonorm.normalize(*tensors, None, plan.encode())
     dmean, dcov = (torch.randn_like(t) if statistics else None for t in saved[1:3])
-    inputs = (torch.randn_like(y), dmean, dcov, *tensors, None, *saved, False, plan.encode())
+    return (torch.randn_like(y), dmean, dcov, *tensors, None, *saved, False, plan.encode())
+
+
+def check_backward(name, recovery, statistics):
+    tensors, plan = arguments(name, recovery, requires_grad=False)
+    inputs = backward_inputs(tensors, plan, statistics)
     # It has no derivative of its own: a backward that is to be differentiated runs the reference.
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.isonorm.normalize_backward.default, inputs, test_utils=checks)

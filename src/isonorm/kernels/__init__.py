@@ -98,19 +98,16 @@ def choose(operation: Operation, area: Area, x: Tensor, colors: bool = False) ->
     """The implementation for a training pass, and the reason for it."""
     if _requested == "reference":
         return Choice("reference", "asked for")
-    reason = _why_reference(operation)
-    if reason is None and _requested != "torch":
-        reason = _why_not_triton(area, operation, x, colors)
-        if reason is None:
-            return Choice("triton", "asked for" if _requested == "triton" else "a GPU is there")
-        if _requested == "triton":
-            raise RuntimeError(f"backend='triton' was asked for, but {reason}.")
-        return Choice("torch", reason)
+    backend, reason = "reference", _why_reference(operation)
     if reason is None:
-        return Choice("torch", "asked for")
+        if _requested == "torch":
+            return Choice("torch", "asked for")
+        backend, reason = "torch", _why_not_triton(area, operation, x, colors)
+    if reason is None:
+        return Choice("triton", "asked for" if _requested == "triton" else "a GPU is there")
     if _requested == "triton":
         raise RuntimeError(f"backend='triton' was asked for, but {reason}.")
-    return Choice("reference", reason)
+    return Choice(backend, reason)
 
 
 def has_room_for_activation(operation: Operation, area: Area, x: Tensor) -> bool:
@@ -158,6 +155,8 @@ def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -
     size = area.num_features(x.shape[1])
     outside = area.features == "groups"  # a recovery then follows the kernels, which give float32
     exact = operation.method != "newton"
+    if torch.version.hip is not None and (exact or x.dtype == torch.float32):
+        return "Triton has no products as accurate as float32 for AMD's GPUs"
     largest = LARGEST_DEMANDING_GROUP if exact or outside else LARGEST_GROUP
     if size > largest:
         return f"the kernels take groups up to {largest} channels for this, not {size}"

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..activation import finish
 from ..area import flat, flat_shape
@@ -31,17 +32,26 @@ def run(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Saved]:
     """Normalizes an (N, C, *) tensor. Gradients flow through y, mean and cov."""
+    watched = torch.compiler.is_compiling()
     if plan.backend == "triton":
-        if not (x.is_contiguous() or x.movedim(1, -1).is_contiguous()):
-            x = x.contiguous()  # once, rather than in forward and in backward
+        if not explicit.is_dense(x):
+            x = x.clone()  # once, rather than in forward and in backward
         _check_devices(x, weight, bias, residual)
-    if torch.compiler.is_compiling():
+        watched = watched or is_watched(x)
+    if watched:
         y, *saved = _forward_op(x, weight, bias, color, residual, plan.encode())
         return y, Saved(*saved)
     undifferentiated: list[Tensor] = []
     y, mean, cov = _Explicit.apply(x, weight, bias, color, residual, plan, undifferentiated)
     count, w, memo = undifferentiated
     return y, Saved(count, mean, cov, w, memo)
+
+
+def is_watched(x: Tensor) -> bool:
+    """Whether someone sees operators, and perhaps no numbers: a tracer, a fake tensor, a dispatch
+    mode. Kernels, which take addresses, must then be inside an operator.
+    """
+    return type(x) not in (Tensor, Parameter) or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _check_devices(x: Tensor, *others: Tensor | None) -> None:
@@ -78,11 +88,14 @@ def surroundings(x: Tensor) -> AbstractContextManager:
 
 
 def _backward(
-    dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan, has_residual: bool
-):
+    dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan, has_residual: bool,
+    wanted: bool = True,
+):  # fmt: skip
     recovery = recovery_of(weight, bias, color)
     with surroundings(x):
-        return explicit.backward(dy, dmean, dcov, x, recovery, saved, plan, extra, has_residual)
+        return explicit.backward(
+            dy, dmean, dcov, x, recovery, saved, plan, extra, has_residual, wanted
+        )
 
 
 def is_batched(grad: Tensor | None) -> bool:
@@ -170,8 +183,9 @@ class _Explicit(torch.autograd.Function):
             return *_as_inputs(ctx, *inner), None
         dy = torch.zeros_like(x) if dy is None else dy
         dx, dgain, dbias, g = _backward(
-            dy, dmean, dcov, x, weight, bias, color, extra, Saved(*saved), ctx.plan, has_residual
-        )
+            dy, dmean, dcov, x, weight, bias, color, extra, Saved(*saved), ctx.plan, has_residual,
+            wanted=ctx.needs_input_grad[0],
+        )  # fmt: skip
         dweight, dcolor = (dgain, None) if color is None else (None, dgain)
         return *_as_inputs(ctx, dx, dweight, dbias, dcolor, dy if g is None else g), None
 
@@ -257,17 +271,22 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     saved = Saved(count if count.numel() else None, mean, cov, w, memo)
     given = (dy, dmean, dcov, x, weight, bias, color, extra)
-    grads = _backward(*given, saved, Plan.decode(plan), has_residual)
-    return tuple(x.new_empty(0) if g is None else g for g in grads)  # type: ignore[return-value]
+    dx, dgain, dbias, g = _backward(*given, saved, Plan.decode(plan), has_residual)
+    gains = [None if t is None else t.contiguous() for t in (dgain, dbias)]
+    found = (dx, *gains, g)
+    return tuple(x.new_empty(0) if t is None else t for t in found)  # type: ignore[return-value]
 
 
 def _fake_backward(
     dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, has_residual, plan
 ):
-    first = color if color is not None else weight
-    like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
-    through = x if has_residual and Plan.decode(plan).act else None
-    return torch.empty_like(x), like(first), like(bias), like(through)
+    gain = color if color is not None else weight
+    through = has_residual and Plan.decode(plan).act
+    return (
+        torch.empty_like(x),
+        *(x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (gain, bias)),
+        torch.empty_like(x) if through else x.new_empty(0),
+    )
 
 
 _backward_op = register("isonorm::normalize_backward", _run_backward, _fake_backward)

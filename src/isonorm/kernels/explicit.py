@@ -95,9 +95,14 @@ def _copy_back(whole: Tensor, flattened: Tensor) -> None:
 
 def _dense(x: Tensor, plan: Plan) -> Tensor:
     """(N, C, S), for kernels without gaps: they walk the output by the input's strides."""
-    if plan.backend != "triton" or x.is_contiguous() or x.movedim(1, -1).is_contiguous():
+    if plan.backend != "triton" or is_dense(x):
         return flat(x)
     return flat(torch.empty_like(x).copy_(x))
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether an (N, C, *) tensor has no gaps, as NCHW or as channels_last."""
+    return x.is_contiguous() or x.movedim(1, -1).is_contiguous()
 
 
 def _walkable(t: Tensor, x: Tensor, plan: Plan) -> Tensor:
@@ -126,9 +131,11 @@ def backward(
     plan: Plan,
     extra: Tensor | None = None,
     has_residual: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Steps 4 to 6: dx, the gradient of the recovery's weight or color, that of its bias, and that
-    of the residual, unless it is dy. ``extra`` is what ``extra_to_save`` has kept.
+    wanted: bool = True,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Steps 4 to 6: dx, if it is wanted, the gradient of the recovery's weight or color, that of
+    its bias, and that of the residual, unless it is dy. ``extra`` is what ``extra_to_save`` has
+    kept.
 
     ``dmean`` and ``dcov`` are the gradients of the statistics themselves, for losses that use them.
     The parameters' gradients stay sums over this rank, as data parallelism expects; dx uses sums
@@ -169,11 +176,12 @@ def backward(
         for i, part in enumerate(cut(of_statistics.pop(0), [p.cov.shape for p in problems])):
             grads[i] = grads[i]._replace(slope=grads[i].slope + (part + part.mT) / m)
 
-    dx = torch.empty_like(whole)
-    out = flat(dx)
-    for work, p, grad in zip(works, problems, grads, strict=True):
-        steps.backward_apply(work, dy, out, p, grad, recovery, plan)
-    _copy_back(dx, out)
+    dx = torch.empty_like(whole) if wanted else None
+    if dx is not None:
+        out = flat(dx)
+        for work, p, grad in zip(works, problems, grads, strict=True):
+            steps.backward_apply(work, dy, out, p, grad, recovery, plan)
+        _copy_back(dx, out)
     if g is not None and through is not None:
         _copy_back(g, through)
     dweight = _joined(recovery.gain, [part.dweight for part in grads])

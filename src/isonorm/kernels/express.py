@@ -16,26 +16,23 @@ from torch.autograd import forward_ad
 
 from .. import kernels
 from ..area import flat_shape
-from .autograd import differentiable_backward, is_batched, register, surroundings
-from .explicit import extra_to_save
+from .autograd import differentiable_backward, is_batched, is_watched, register, surroundings
+from .explicit import extra_to_save, is_dense
 from .plan import Plan
 
 if TYPE_CHECKING:
     from .gpu.express import Averages, Averaging, Express
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
 def is_open(x: Tensor) -> bool:
     """Whether nothing around asks for the general way: another device or implementation, no Triton,
-    a compiler, a transform, a tensor that is more than one.
+    a compiler, a transform, a tensor that is more than one, or none.
     """
     if torch.compiler.is_compiling() or not (x.is_cuda or kernels.INTERPRETING):
         return False
     if not kernels.HAS_TRITON:
         return False
-    if type(x) not in _PLAIN or kernels.requested() not in ("auto", "triton"):
+    if is_watched(x) or kernels.requested() not in ("auto", "triton"):
         return False
     if kernels.transforms_active() or forward_ad._current_level >= 0:
         return False
@@ -56,7 +53,7 @@ def fits(
         return False
     shapes = plan.problem_shapes(*flat_shape(x))
     _, _, d, m = shapes[0]
-    if len(shapes) > 1 or m < 2 or x.numel() == 0 or not _is_dense(x):
+    if len(shapes) > 1 or m < 2 or x.numel() == 0 or not is_dense(x):
         return False
     if "d" in plan.area.roles and not plan.fuses_root(d, x.device):
         return False
@@ -86,10 +83,6 @@ def settle(
     )
     kinds = Kinds(weight_dtype, bias_dtype, residual_dtype)
     return Express(x, plan, kinds, averaged)
-
-
-def _is_dense(x: Tensor) -> bool:
-    return x.is_contiguous() or x.movedim(1, -1).is_contiguous()
 
 
 def run(
@@ -130,7 +123,8 @@ class _Step(torch.autograd.Function):
                 dy, None, None, x, weight, bias, None, extra, plan, has_residual
             )
         else:
-            dx, dweight, dbias, g = ctx.express.backward(dy, x, weight, bias, extra, keep)
+            wanted = ctx.needs_input_grad[0]
+            dx, dweight, dbias, g = ctx.express.backward(dy, x, weight, bias, extra, keep, wanted)
             dweight, dbias = _as(weight, dweight), _as(bias, dbias)
             dresidual = dy if g is None else g
         return *_for_inputs(ctx, dx, dweight, dbias, dresidual), None
@@ -163,9 +157,24 @@ def _remembered(x, weight, bias, residual, plan: Plan) -> Express:
 def _train(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: str
 ) -> tuple[Tensor, Tensor]:
+    x = _dense(x)
     express = _remembered(x, weight, bias, residual, Plan.decode(plan))
     with surroundings(x):  # eager steps are let in on the current GPU alone, operators on any
+        residual = None if residual is None else express.walkable(residual)
         return express.forward(x, weight, bias, residual, None)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """What an operator was traced with is dense, but what it is called with need not be."""
+    if is_dense(x):
+        return x
+    copy = x.clone()
+    if not is_dense(copy):
+        raise ValueError(
+            f"isonorm::train takes NCHW or channels_last, with gaps or without; got strides "
+            f"{tuple(x.stride())} for shape {tuple(x.shape)}."
+        )
+    return copy
 
 
 def _fake_train(x, weight, bias, residual, plan):
@@ -186,19 +195,24 @@ def _train_backward(
     has_residual: bool,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = _dense(x)
     # Of a residual its presence alone matters here, and for silu its dtype, which is extra's.
     stand_in = (x if extra is None else extra) if has_residual else None
     express = _remembered(x, weight, bias, stand_in, Plan.decode(plan))
     with surroundings(x):
         dx, dweight, dbias, g = express.backward(dy, x, weight, bias, extra, keep)
+    assert dx is not None
     found = (dx, _as(weight, dweight), _as(bias, dbias), g)
     return tuple([x.new_empty(0) if t is None else t for t in found])  # type: ignore[return-value]
 
 
 def _fake_train_backward(dy, x, weight, bias, extra, keep, has_residual, plan):
-    like = lambda t: x.new_empty(0) if t is None else torch.empty_like(t)  # noqa: E731
-    through = x if has_residual and Plan.decode(plan).act else None
-    return torch.empty_like(x), like(weight), like(bias), like(through)
+    through = has_residual and Plan.decode(plan).act
+    return (
+        torch.empty_like(x),
+        *(x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (weight, bias)),
+        torch.empty_like(x) if through else x.new_empty(0),
+    )
 
 
 _train_backward_op = register("isonorm::train_backward", _train_backward, _fake_train_backward)

@@ -58,7 +58,7 @@ class Express:
         assert run.root is not None and back.gradients is not None
         self.root: Launcher = run.root if averaged is None else averaging(run.root, *averaged)
         self.gradients: Launcher = back.gradients
-        self.diagonal = bool(run.lay.constants["DIAG"])
+        self.diagonal = run.lay.diagonal
         self.forward_kernels = _present(run.moments, run.sum_moments, self.root, run.apply)
         self.backward_kernels = _present(
             back.sums, back.sum_sums, self.gradients, back.backward_apply, back.backward_rest
@@ -81,7 +81,8 @@ class Express:
         run = self.run
         keep = x.new_empty(self.kept.size, dtype=torch.float32)
         parts = x.new_empty(self.num_parts, dtype=torch.float32)
-        stream, at = self._way(self.forward_kernels, x, weight, bias, residual)
+        given = (weight, bias, residual, *(averages or ()))
+        stream, at = self._way(self.forward_kernels, x, *given)
         p_x, p_parts = at(x), at(parts)
         mean, cov, w, memo = _places(self.kept, keep, stream)
         running = (p_parts,) * 3 if averages is None else tuple([at(t) for t in averages])
@@ -108,17 +109,18 @@ class Express:
         bias: Tensor | None,
         extra: Tensor | None,
         keep: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """dx, dγ, dβ, and the residual's gradient, unless it is dy."""
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+        """dx, if it is wanted, dγ, dβ, and the residual's gradient, unless it is dy."""
         run = self.back
         # Hooks on saved tensors may give them back in another format, as save_on_cpu does.
-        x, dy = self._walkable(x), self._walkable(dy)
-        extra = None if extra is None else self._walkable(extra)
+        x, dy = self.walkable(x), self.walkable(dy)
+        extra = None if extra is None else self.walkable(extra)
         sums = x.new_empty(self.num_parts_of_sums, dtype=torch.float32)
         scratch = x.new_empty(self.scratch.size, dtype=torch.float32)
         dweight = x.new_empty(run.gain_shape, dtype=torch.float32)
         dbias = x.new_empty(run.gain_shape, dtype=torch.float32)
-        stream, at = self._way(self.backward_kernels, x, weight, bias, extra, dy)
+        stream, at = self._way(self.backward_kernels, x, weight, bias, extra, dy, keep)
         p_x, p_dy = at(x), at(dy)
         mean, cov, w, memo = _places(self.kept, keep, stream)
         a, slope, shift = _places(self.scratch, scratch, stream)
@@ -139,6 +141,8 @@ class Express:
         else:
             _go(self.gradients, stream, parts, cov, w, memo, *gained)
         del sums, parts
+        if not wanted:
+            return None, dweight, dbias, g
         dx = torch.empty_like(x)
         p_dy = p_dy if g is None else p_g
         places = (p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias)
@@ -147,7 +151,7 @@ class Express:
             _go(run.backward_rest, stream, *places)
         return dx, dweight, dbias, g
 
-    def _walkable(self, t: Tensor) -> Tensor:
+    def walkable(self, t: Tensor) -> Tensor:
         """Kernels walk every activation by the same strides."""
         if t.stride() == self.stride:
             return t

@@ -36,7 +36,7 @@ def sum_parts_kernel(p_parts, parts, row, PARTS: tl.constexpr, COLUMNS: tl.const
 @triton.jit
 def _matrix_offsets(i_group, size, D: tl.constexpr):
     i_row, i_column = tl.arange(0, D)[:, None], tl.arange(0, D)[None, :]
-    o = i_group * size * size + i_row * size + i_column
+    o = i_group.to(tl.int64) * size * size + i_row * size + i_column
     return o, (i_row < size) & (i_column < size), i_row == i_column
 
 
@@ -95,7 +95,7 @@ def _places_in_sums(i_group, groups, size, D: tl.constexpr, WIDE: tl.constexpr, 
     """Where the streaming kernels left a group's first and second sums: as a block on the diagonal
     of a WIDE matrix that SPAN groups share.
     """
-    i_span = i_group // SPAN
+    i_span = (i_group // SPAN).to(tl.int64)
     i_channel = (i_group - i_span * SPAN) * size + tl.arange(0, D)
     o_second = (groups // SPAN) * WIDE + i_span * WIDE * WIDE
     return (

@@ -45,6 +45,7 @@ from .tile import (
     squared,
     store_tile,
     summed_apart,
+    whole,
 )
 
 
@@ -145,7 +146,7 @@ def _store_sums(p_sums, i_group, i_part, b_first, b_second, D: tl.constexpr, DIA
     i_channel = tl.arange(0, D)
     p_part = p_sums + i_part.to(tl.int64) * groups * (D + SECOND)
     tl.store(p_part + i_group * D + i_channel, b_first)
-    p_second = p_part + groups * D + i_group * SECOND
+    p_second = p_part + groups * D + i_group.to(tl.int64) * SECOND
     if DIAG:
         tl.store(p_second + i_channel, tl.sum(b_second, 0))
     else:
@@ -162,7 +163,7 @@ def moments_kernel(
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = s * WIDTH, sc * ALIGN
+    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
     i_global, _, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
@@ -206,7 +207,7 @@ def apply_kernel(
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = s * WIDTH, sc * ALIGN
+    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
@@ -241,7 +242,7 @@ def backward_sums_kernel(
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = s * WIDTH, sc * ALIGN
+    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
@@ -298,7 +299,7 @@ def backward_apply_kernel(
     both matrices, one launch writes the terms "of x" and another adds the term "of dy".
     """
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = s * WIDTH, sc * ALIGN
+    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )

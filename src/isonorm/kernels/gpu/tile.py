@@ -12,6 +12,14 @@ import triton.language as tl
 
 
 @triton.jit
+def whole(number, FACTOR: tl.constexpr, I64: tl.constexpr):
+    """A number that is passed without a factor the compiler knows."""
+    if I64:
+        number += tl.zeros((), tl.int64)  # a 1 is no tensor, and has no .to
+    return number * FACTOR
+
+
+@triton.jit
 def features(
     i_group, size, channels, groups, sc, se, D: tl.constexpr, I64: tl.constexpr,
     EXAMPLES: tl.constexpr,
