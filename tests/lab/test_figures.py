@@ -15,9 +15,9 @@ def test_lines_are_means_and_bands_hold_every_seed(results):
     np.testing.assert_allclose(plain.get_ydata(), [2.3, np.nan, np.nan])
     band = loss.collections[1].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (0.01, 1.2)
-    # The first line of this panel marks the threshold.
-    np.testing.assert_allclose(error.lines[2].get_ydata(), [25, 5, 3])
-    assert error.lines[0].get_ydata()[0] == pytest.approx(5)
+    # The last line of this panel marks the threshold.
+    np.testing.assert_allclose(error.lines[1].get_ydata(), [25, 5, 3])
+    assert error.lines[-1].get_ydata()[0] == pytest.approx(5)
     assert [text.get_text() for text in error.texts] == ["95%\ncorrect"]
 
 
@@ -63,6 +63,35 @@ def test_legend_names_every_norm_and_tells_who_diverged(results):
     figure = figures.curves(results, "title")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["plain (1 of 2 diverged)", "iternorm", "dbn:group_size=32"]
+
+
+def test_parts_of_an_experiment_have_a_row_each():
+    """With epochs of their own, and one look for each norm."""
+    long, short = run_of(*[(1.0, np.nan)] * 200), run_of(*[(0.5, np.nan)] * 2)
+    results = {"BN, full batch": [long], "DBN, full batch": [long], "BN, batch 2": [short]}
+    diverged = Result((*short.epochs, Epoch(3, np.nan, 0.9, seconds=1.0)), steps_per_epoch=1)
+    figure = figures.curves(results | {"DBN, batch 2": [short, diverged]}, "title")
+    loss, _, small_loss, small_error = figure.axes
+    assert loss.get_title(loc="left") == "Train loss, full batch"
+    assert small_error.get_title(loc="left") == "Test error, batch 2"
+    assert loss.get_xlim()[1] > 200 and 3 < small_loss.get_xlim()[1] < 4
+    for above, below in zip(loss.lines, small_loss.lines, strict=True):
+        assert above.get_color() == below.get_color()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["BN", "DBN (batch 2: 1 of 2 diverged)"]
+
+
+@pytest.mark.parametrize("names", [("BN", "BN, mixup"), ("a, x", "b, y"), ("a, x", "b, x")])
+def test_other_names_share_one_row(names):
+    figure = figures.curves({name: [run_of((1.0, np.nan))] for name in names}, "title")
+    assert len(figure.axes) == 2
+    assert tuple(text.get_text() for text in figure.legends[0].get_texts()) == names
+
+
+def test_the_papers_names_look_as_the_norms_do():
+    assert figures.looks(["BN", "IterNorm"]) == figures.looks(["batchnorm", "iternorm"])
+    first, second = figures.looks(["BN", "BatchNorm"])
+    assert first != second
 
 
 def test_no_two_norms_look_alike(results):

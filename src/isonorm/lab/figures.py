@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ..analysis.plots.style import STYLE, looks
@@ -25,39 +26,71 @@ def curves(
     line marks the test accuracy ``threshold``.
 
     A line is the mean over seeds, and its band holds all of them. Where a seed diverges the mean
-    ends, and the legend says so.
+    ends, and the legend says so. Configurations named "BN, batch 2" have a row for each second
+    part of their names.
     """
-    labels = [_label(norm, seeds) for norm, seeds in results.items()]
+    parts = _parts(results)
+    norms = list(dict.fromkeys(norm for part in parts.values() for norm in part))
+    labels = [_label(norm, parts) for norm in norms]
     columns = max(1, min(len(labels), 100 // (9 + max(map(len, labels)))))
     extra_rows = ceil(len(labels) / columns) - 1
     several_seeds = any(len(seeds) > 1 for seeds in results.values())
     note = " (line: mean, band: range)" if several_seeds else ""
+    panels = 3 if _has_conditions(results) else 2
+    size = (4.2 * panels, 0.6 + 3.2 * len(parts) + 0.2 * extra_rows)
+    lines: dict[str, Line2D] = {}
     with matplotlib.rc_context(STYLE):
-        panels = 3 if _has_conditions(results) else 2
-        figure = Figure(figsize=(4.2 * panels, 3.8 + 0.2 * extra_rows), layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         figure.suptitle(title + note, x=0.01, ha="left", fontsize=8.5, color="0.35")
-        loss_axes, error_axes, *more = figure.subplots(1, panels, sharex=True)
-        _dress(loss_axes, "Train loss", "{:g}")
-        _dress(error_axes, "Test error", "{:g}%")
-        if threshold is not None and threshold < 1:
-            _mark(error_axes, threshold)
-        for seeds, look in zip(results.values(), looks(list(results)), strict=True):
-            _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, *look)
-            _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, *look)
-            for axes in more:
-                _draw(axes, seeds, lambda epoch: epoch.condition_number, *look)
-        for axes in more:
-            _dress(axes, "Condition number", "{:g}")
-        _cut_explosions(loss_axes, results)
-        for axes in (loss_axes, error_axes, *more):
-            _thin_out_ticks(axes)
-        longest = max(len(result.epochs) for seeds in results.values() for result in seeds)
-        margin = max(0.02 * longest, 0.2)
-        loss_axes.set_xlim(1 - margin, longest + margin)
-        figure.legend(
-            loss_axes.lines, labels, loc="outside lower center", ncols=columns, handlelength=3
-        )
+        grid = figure.subplots(len(parts), panels, sharex="row", squeeze=False)
+        looks_of = dict(zip(norms, looks(norms), strict=True))
+        for axes, (part, drawn) in zip(grid, parts.items(), strict=True):
+            _draw_row(axes, drawn, looks_of, f", {part}" if part else "", threshold)
+            lines = dict(zip(drawn, axes[0].lines, strict=True)) | lines
+        handles = [lines[norm] for norm in norms]
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3)
     return figure
+
+
+def _parts(results: dict[str, Sequence[Result]]) -> dict[str, dict[str, Sequence[Result]]]:
+    """What belongs into one row of panels, by norm: "BN, batch 2" is beside "DBN, batch 2", and
+    "BN, full batch" below. Where names are not of this kind, all of them, in a part without a name.
+    """
+    parts: dict[str, dict[str, Sequence[Result]]] = {}
+    for name, seeds in results.items():
+        norm, _, part = name.rpartition(", ")
+        parts.setdefault(part, {})[norm] = seeds
+    if len(parts) == 1 or "" in parts or any(len(part) == 1 for part in parts.values()):
+        return {"": results}
+    return parts
+
+
+def _draw_row(
+    row: Sequence[Axes],
+    results: dict[str, Sequence[Result]],
+    looks_of: dict[str, tuple[str, Any]],
+    suffix: str,
+    threshold: float | None,
+) -> None:
+    loss_axes, error_axes, *more = row
+    _dress(loss_axes, "Train loss" + suffix, "{:g}")
+    _dress(error_axes, "Test error" + suffix, "{:g}%")
+    for norm, seeds in results.items():
+        look = looks_of[norm]
+        _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, *look)
+        _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, *look)
+        for axes in more:
+            _draw(axes, seeds, lambda epoch: epoch.condition_number, *look)
+    if threshold is not None and threshold < 1:
+        _mark(error_axes, threshold)
+    for axes in more:
+        _dress(axes, "Condition number" + suffix, "{:g}")
+    _cut_explosions(loss_axes, results)
+    for axes in row:
+        _thin_out_ticks(axes)
+    longest = max(len(result.epochs) for seeds in results.values() for result in seeds)
+    margin = max(0.02 * longest, 0.2 if longest > 2 else 0.05)
+    loss_axes.set_xlim(1 - margin, longest + margin)
 
 
 def save(
@@ -150,6 +183,12 @@ def _draw(
     )
 
 
-def _label(norm: str, seeds: Sequence[Result]) -> str:
-    diverged = sum(result.diverged for result in seeds)
-    return f"{norm} ({diverged} of {len(seeds)} diverged)" if diverged else norm
+def _label(norm: str, parts: dict[str, dict[str, Sequence[Result]]]) -> str:
+    """A norm's name, and where it diverged."""
+    told = []
+    for part, results in parts.items():
+        seeds = results.get(norm, ())
+        diverged = sum(result.diverged for result in seeds)
+        if diverged:
+            told.append(f"{part}: " * bool(part) + f"{diverged} of {len(seeds)} diverged")
+    return f"{norm} ({', '.join(told)})" if told else norm

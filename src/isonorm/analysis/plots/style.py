@@ -50,6 +50,8 @@ _LOOKS = {
     "iternorm": ("#0072B2", _SOLID),
     "equinorm": ("#D55E00", _DASHDOTDOT),
 }
+#: The papers' names for them, in small letters.
+_ALSO_CALLED = {"bn": "batchnorm", "baseline": "batchnorm"}
 _OTHER_COLOURS = ("#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _OTHER_DASHES = (_SOLID, _DASHED, _DASHDOT, _DOTTED)
 
@@ -59,11 +61,13 @@ ACCENT = "#D55E00"
 
 def looks(norms: Sequence[str]) -> list[tuple[str, Any]]:
     """Colour and dashes of each norm: its own, or the next free ones."""
-    taken = {_LOOKS[norm][0] for norm in norms if norm in _LOOKS}
+    own = [_LOOKS.get(_ALSO_CALLED.get(norm.lower(), norm.lower())) for norm in norms]
+    own = [look if look not in own[:i] else None for i, look in enumerate(own)]
+    taken = {look[0] for look in own if look is not None}
     colours, dashes = _OTHER_COLOURS * len(_OTHER_DASHES), _OTHER_DASHES * len(_OTHER_COLOURS)
     every = zip(colours, dashes, strict=True)
     free = cycle([look for look in every if look[0] not in taken])
-    return [_LOOKS[norm] if norm in _LOOKS else next(free) for norm in norms]
+    return [next(free) if look is None else look for look in own]
 
 
 def ramp(count: int) -> list[str]:
