@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
-from isonorm.lab import records
+from isonorm.lab import figures, records
 from isonorm.lab.cli import app
 from tests.lab.run_folders import curves, result_of, weights
 
@@ -44,7 +44,7 @@ def whole(tmp_path_factory) -> tuple[Result, Path]:
 @pytest.fixture
 def _nothing_is_drawn(monkeypatch):
     """It would take longer than everything else."""
-    monkeypatch.setattr(experiments.figures, "save", lambda *arguments: [])
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def test_it_says_what_it_found_in_plain_lines(whole):
@@ -179,7 +179,7 @@ def test_ctrl_c_keeps_and_shows_finished_runs_and_says_how_to_go_on(whole, tmp_p
     assert (folder / "curves.png").stat().st_size > 0
 
     monkeypatch.undo()
-    monkeypatch.setattr(experiments.figures, "save", lambda *arguments: [])
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
     assert compare("--resume", str(folder)).exit_code == 0
     assert curves(folder) == curves(whole[1])
 

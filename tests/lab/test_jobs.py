@@ -15,8 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import experiment as experiments
-from isonorm.lab import jobs
+from isonorm.lab import figures, jobs
 from isonorm.lab.cli import app
 from isonorm.lab.experiment import Experiment, Trial
 from isonorm.lab.machine import Machine
@@ -36,7 +35,7 @@ def files(tmp_path_factory, official) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_drawn(monkeypatch):
-    monkeypatch.setattr(experiments.figures, "save", lambda *arguments: [])
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, jobs: int) -> list[str]:
@@ -84,9 +83,8 @@ def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
 # background, and everything below inherits that.
 STRUCK = """
 import os, signal, time
-from isonorm.lab import checkpoints, cli, experiment
+from isonorm.lab import checkpoints, experiment
 experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
-experiment.figures.save = lambda *arguments: []
 save = checkpoints.save
 
 def save_then_strike(path, *arguments, **options):
@@ -100,7 +98,9 @@ def save_then_strike(path, *arguments, **options):
         time.sleep(60)
 
 checkpoints.save = save_then_strike
-if __name__ == "__main__":  # the processes that train import this, too
+if __name__ == "__main__":  # the processes that train import this, too, but no command
+    from isonorm.lab import cli, figures
+    figures.save = lambda *arguments: []
     signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.app()
 """

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from . import run_files
-from .experiment import Experiment, Trial, do, draw
+from . import figures, run_files
+from .experiment import Experiment, Trial, do
 from .jobs import WorkerLost, side_by_side
 from .pages import run as run_page
 from .progress import Progress
@@ -63,3 +63,11 @@ def one_by_one(
             result = do(experiment, trial, data, fabric, on_epoch=bar.epoch)
             yield trial, result
             bar.finish(result)
+
+
+def draw(experiment: Experiment) -> None:
+    """The curves as figures, in the run's folder."""
+    figure = figures.curves(
+        experiment.by_configuration(), experiment.caption, threshold=experiment.recipe.threshold
+    )
+    figures.save(figure, experiment.folder, "curves")

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import checkpoints, figures
+from . import checkpoints
 from .claims import measure
 from .comparison import Comparison, count
 from .data import DataSet
@@ -212,11 +212,3 @@ def do(
     if experiment.keep_weights and fabric.is_global_zero:
         checkpoints.save_weights(folder / f"{trial.stem(recipe)}.safetensors", model)
     return result
-
-
-def draw(experiment: Experiment) -> None:
-    """The curves as figures, in the run's folder."""
-    figure = figures.curves(
-        experiment.by_configuration(), experiment.caption, threshold=experiment.recipe.threshold
-    )
-    figures.save(figure, experiment.folder, "curves")

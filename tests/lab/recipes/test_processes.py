@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import experiment
+from isonorm.lab import figures
 from isonorm.lab.cli import app
 
 
@@ -27,7 +27,7 @@ def files(tmp_path_factory, official) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_drawn(monkeypatch):
-    monkeypatch.setattr(experiment.figures, "save", lambda *arguments: [])
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, recipe: str, *more: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import experiment
+from isonorm.lab import figures
 from isonorm.lab.claims import MEASURES
 from isonorm.lab.cli import app
 from isonorm.lab.cost import SIZES
@@ -45,7 +45,7 @@ def files(tmp_path_factory, official) -> Path:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_runs_at_quick_scale(name, files, tmp_path, monkeypatch):
     if name not in DRAWN:
-        monkeypatch.setattr(experiment.figures, "save", lambda *arguments: [])
+        monkeypatch.setattr(figures, "save", lambda *arguments: [])
     data = ["--data", str(files), "--no-verify"] if name in TRAININGS else []
     ran = isonorm_command("run", name, *data, "--scale", "quick", "--device", "cpu",
                           "--out", str(tmp_path))  # fmt: skip

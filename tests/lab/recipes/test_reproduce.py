@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
-from isonorm.lab import records, reproduce, run_files
+from isonorm.lab import figures, records, reproduce, run_files
 from isonorm.lab.cli import app
 from isonorm.lab.recipes import all_recipes
 from tests.lab.run_folders import curves, weights
@@ -36,7 +36,7 @@ def files(tmp_path_factory, official) -> Path:
 @pytest.fixture(autouse=True)
 def _nothing_is_drawn(monkeypatch):
     """It would take longer than everything else."""
-    monkeypatch.setattr(experiments.figures, "save", lambda *arguments: [])
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, *more: str, recipe: str = TWO_EPOCHS) -> list[str]:
