@@ -43,6 +43,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_a_module_leaves_stays() -> Iterator[None]:
+    """What its tests imported and cached: torch's compiler alone is as large as all before."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
