@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from datetime import datetime
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from isonorm.lab.cli import app
 from isonorm.lab.experiment import Experiment, Trial
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import all_recipes
+from tests.lab import struck
 from tests.lab.run_folders import curves, result_of, weights
 
 SEARCH = "dbn2018-fig5"  # chooses by a validation set; four points at quick scale
@@ -77,79 +79,53 @@ def test_two_at_once_find_what_one_by_one_finds(one_by_one, files, tmp_path):
     assert sorted(line[:5] for line in lines) == [f"[{n}/6]" for n in range(1, 7)]
 
 
-# Strikes when a training has saved its first epoch, and what was saved before it is finished; a
-# LATER one has saved nothing by then, or it would not be struck in its turn. Ctrl-C is as at a
-# terminal: whoever runs the tests may ignore it, as a shell does with what it starts in the
-# background, and everything below inherits that.
-STRUCK = """
-import os, signal, time
-from isonorm.lab import checkpoints, experiment
-experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
-save = checkpoints.save
-
-def save_then_strike(path, *arguments, **options):
-    if "LATER" in path.name:
-        time.sleep(60)
-    save(path, *arguments, **options)
-    if "TRAINING" in path.name:
-        while [other for other in path.parent.glob("*checkpoint*") if "TRAINING" not in other.name]:
-            time.sleep(0.01)
-        STRIKE
-        time.sleep(60)
-
-checkpoints.save = save_then_strike
-if __name__ == "__main__":  # the processes that train import this, too, but no command
-    from isonorm.lab import cli, figures
-    figures.save = lambda *arguments: []
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.app()
-"""
-
-
 @pytest.mark.slow
-def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_path):
+def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_path, monkeypatch):
     """Struck three times, each time a training later, and resumed as often."""
     out = tmp_path / "runs"
-
-    def struck(
-        training: str, strike: str, *command: str
-    ) -> tuple[subprocess.CompletedProcess, int]:
-        """How a command ends, and how many trainings it leaves finished."""
-        script = tmp_path / "struck.py"
-        later = "-point3-" if training == "-point2-" else "none"
-        text = STRUCK.replace("TRAINING", training).replace("LATER", later)
-        script.write_text(text.replace("STRIKE", strike))
-        ended = subprocess.run(  # until nobody holds its output: the others have ended, too
-            [sys.executable, str(script), *command],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            start_new_session=True,
-        )
-        assert list(folder().glob(f"*{training}*checkpoint*")), (ended.stdout, ended.stderr)
-        return ended, len(result_of(folder())["runs"])
 
     def folder() -> Path:
         (only,) = out.iterdir()
         return only
 
+    def finished(training: str, *output: str) -> int:
+        """How many trainings a command leaves finished that ended when this one struck."""
+        assert list(folder().glob(f"*{training}*checkpoint*")), output
+        return len(result_of(folder())["runs"])
+
+    def strike(training: str, how: str, *command: str) -> subprocess.CompletedProcess:
+        return subprocess.run(  # until nobody holds its output: the others have ended, too
+            [sys.executable, struck.__file__, *command],
+            env=os.environ | struck.environment(training, how),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            start_new_session=True,
+        )
+
     # the third one: the first or the second has ended
-    kill_itself = "os.kill(os.getpid(), signal.SIGKILL)"
-    ended, first = struck("-point2-", kill_itself, *words(files, out, jobs=2))
+    others = active_children()
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "_work", struck.work)
+        for name, value in struck.environment("-point2-", "itself", later="-point3-").items():
+            patch.setenv(name, value)
+        failed = isonorm_command(*words(files, out, jobs=2))
+    first = finished("-point2-", failed.output)
     assert 1 <= first < TRAININGS
-    assert ended.returncode == 1 and ended.stderr.count("\n") == 1, ended.stderr
-    assert ", seed 0, validating was ended by signal 9, as where memory" in ended.stderr
-    assert f"isonorm run --resume {folder()} --jobs 1 goes on" in ended.stderr
-    assert result_of(folder())["status"] == "interrupted"
+    assert failed.exit_code == 1 and failed.stderr.count("\n") == 1, failed.stderr
+    assert ", seed 0, validating was ended by signal 9, as where memory" in failed.stderr
+    assert f"isonorm run --resume {folder()} --jobs 1 goes on" in failed.stderr
+    assert result_of(folder())["status"] == "interrupted" and active_children() == others
 
     again = ["run", "--resume", str(folder()), "--jobs", "2"]
-    kill_the_command = "os.kill(os.getppid(), signal.SIGKILL)"
-    ended, second = struck("-point3-", kill_the_command, *again)
+    ended = strike("-point3-", "the command", *again)
+    second = finished("-point3-", ended.stdout, ended.stderr)
     assert first < second < TRAININGS
     assert ended.returncode == -signal.SIGKILL and result_of(folder())["status"] == "running"
 
     # by now the search has chosen, and what it chose is trained with all data
-    ended, third = struck("-seed1", "os.killpg(0, signal.SIGINT)", *again)
+    ended = strike("-seed1", "Ctrl-C", *again)
+    third = finished("-seed1", ended.stdout, ended.stderr)
     assert second < third < TRAININGS
     assert ended.returncode == 130 and ended.stderr == ""
     assert ended.stdout.splitlines()[-1].endswith(f"isonorm run --resume {folder()}")

@@ -20,8 +20,7 @@ def network(case, draw):
 
 
 def exported(model, example, dynamic=("batch", "height", "width")):
-    """The model for inputs of many sizes, in torch's own operators: to be called, and their names.
-    """
+    """A program for inputs of many sizes: the module to call, and its operators, all of torch."""
     axes = {"batch": 0, "height": 2, "width": 3}
     sizes = {axes[name]: Dim(name) for name in dynamic}
     program = torch.export.export(model, (example,), dynamic_shapes=(sizes,))
