@@ -41,7 +41,7 @@ interpreter.InterpretedFunction.__call__ = call
 """
 #: Two processes for all, since starting one takes seconds, the compiler in it as many again.
 INTERPRETED = {
-    "areas and colorings": """
+    "areas, colorings and weights": """
 for index, op in enumerate(OPERATIONS):
     small = SHAPES[1:2] + SHAPES[3:4] if op.is_matrix else SHAPES[:4]
     for number, shape in enumerate(small):
@@ -65,6 +65,16 @@ for index, case in enumerate(WITHIN_EXAMPLES):
     check_fused((2, 12, 4, 5), *case.values, dtype, layout, *FUSED[index % 5])
 for case in COLORED:
     check_colored(*case)
+
+from tests.weights import kernel_checks as weights
+for number, (shape, groups) in enumerate(weights.SHAPES):
+    dtype = (torch.float32, torch.float32, torch.float16)[number % 3]
+    weights.check_kernels(shape, groups, number % 2 == 0, dtype, number // 2 % 2 == 0)
+weights.check_fallbacks(False)
+weights.check_fallbacks(True)
+weights.check_layer()
+weights.check_layer(groups=1, single_pass=False, affine=False, momentum=None)
+weights.check_layer(statistics_fraction=0.5, momentum=0.3)
 """,
     "fused, shortcut and compiler": """
 from tests.kernels.shortcut_checks import *

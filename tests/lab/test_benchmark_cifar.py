@@ -18,6 +18,7 @@ from benchmarks.cifar_training import Course, Task
 from benchmarks.noise import FALSE_ALARMS, compare
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import find_recipe
+from tests.lab.endless import Endless
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +107,6 @@ def test_trainings_at_once_are_those_of_one_by_one(files, tmp_path, one_by_one, 
     assert "[4/4]" in printed and "torch and reference: within noise" in printed
     expected, found = (json.loads(path.read_text()) for path in (one_by_one, out))
     assert found["curves"] == expected["curves"] and "--jobs 2" in found["command"]
-
-
-class Endless(Course):
-    """Trainings that end at once with seed 0, and with others after the test."""
-
-    def trainer(self):
-        return lambda task: time.sleep(60 * task.seed)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from isonorm import EquiConv2d, EquiLinear, kernels
 from isonorm.weights.balance import balanced_kernel
 from isonorm.weights.equilibrium import normalize_kernel
-from tests.kernels.test_interpreter import interpret, must_agree
 from tests.weights.kernel_checks import (
     FALLBACKS,
     SHAPES,
@@ -101,23 +100,6 @@ def test_training_between_the_forward_and_the_backward_of_eval():
     layer.train()(x)
     (found,) = torch.autograd.grad(y, layer.weight, cotangent)
     assert torch.equal(found, expected)
-
-
-INTERPRETED = """
-from tests.weights.kernel_checks import *
-for number, (shape, groups) in enumerate(SHAPES):
-    dtype = (torch.float32, torch.float32, torch.float16)[number % 3]
-    check_kernels(shape, groups, number % 2 == 0, dtype, number // 2 % 2 == 0)
-check_fallbacks(False)
-check_fallbacks(True)
-check_layer()
-check_layer(groups=1, single_pass=False, affine=False, momentum=None)
-check_layer(statistics_fraction=0.5, momentum=0.3)
-"""
-
-
-def test_kernels_agree_with_float64_in_the_interpreter():
-    must_agree(interpret(INTERPRETED))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,16 @@
+"""Trainings of the CIFAR-10 benchmark that last, for the processes they run in: these import this
+file alone, and none of what tests need.
+"""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.cifar_training import Course
+
+
+class Endless(Course):
+    """Trainings that end at once with seed 0, and with others after the test."""
+
+    def trainer(self):
+        return lambda task: time.sleep(60 * task.seed)
