@@ -9,7 +9,6 @@ import isonorm
 
 OPTIONAL = (
     "triton", "matplotlib", "typer", "rich", "lightning", "lightning_fabric", "sklearn",
-    "safetensors",
     "hessian_eigenthings", "tensorboard", "safetensors",
 )  # fmt: skip
 
@@ -34,10 +33,9 @@ def test_no_optional_dependency_is_imported():
 
 def test_the_contracts_names_are_public():
     modules = {"analysis", "area", "functional", "operation", "recovery"}
-    functions = {"backend", "create_norm", "list_norms"}
+    functions = {"backend", "create_norm", "fold", "list_norms"}
     functions |= {"convert", "revert", "insert", "convert_sync", "freeze", "unfreeze"}
     functions |= {"recalibrate", "load_checkpoint", "save_checkpoint"}
-    functions = {"backend", "create_norm", "fold", "list_norms"}
     classes = {"IterNorm", "DBN", "Normalize", "Statistics"}
     in_equilibrium = {"EquiConv1d", "EquiConv2d", "EquiConv3d", "EquiLinear"}
     assert modules | functions | classes | in_equilibrium <= set(vars(isonorm))
