@@ -122,6 +122,7 @@ def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_p
     second = finished("-point3-", ended.stdout, ended.stderr)
     assert first < second < TRAININGS
     assert ended.returncode == -signal.SIGKILL and result_of(folder())["status"] == "running"
+    assert "Traceback" not in ended.stderr  # of those who wait for work that nobody gives any more
 
     # by now the search has chosen, and what it chose is trained with all data
     ended = strike("-seed1", "Ctrl-C", *again)

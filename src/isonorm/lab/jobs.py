@@ -167,13 +167,22 @@ def _work(experiment: Experiment, pipe: Connection) -> None:
     try:
         data, fabric = experiment.read_data(), experiment.machine.launch()
         with experiment.machine.settings():
-            while (trial := pipe.recv()) is not None:
+            while (trial := _next(pipe)) is not None:
                 pipe.send(do(experiment, trial, data, fabric, on_epoch=pipe.send))
     except torch.OutOfMemoryError as error:
         pipe.send(MemoryError(str(error).partition(". ")[0]))
     except Exception as error:
         error.add_note(f"In the process that trained:\n{traceback.format_exc()}")
-        pipe.send(error)
+        with suppress(OSError):  # it may be that nobody is left to be told
+            pipe.send(error)
+
+
+def _next(pipe: Connection) -> Trial | None:
+    """What to train next; None also where nobody is left to ask."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
 
 
 def _end_with_parent() -> None:
