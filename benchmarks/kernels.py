@@ -112,7 +112,8 @@ class Kernels:
         if run.sum_moments is not None:
             steps["sum of moments"] = lambda: run.sum_moments(self.total)  # type: ignore[misc]
         mean, w, memo = p.mean.clone(), p.w.clone(), p.memo.clone()
-        steps["root"] = lambda: run.root(self.total, mean, p.cov, w, memo, *[self.total] * 3)  # type: ignore[misc]
+        solving = run.to_solve(self.total, mean, p.cov, w, memo, [self.total] * 3)
+        steps["root"] = lambda: run.root(*solving)  # type: ignore[misc]
         steps["apply"] = self.launch("apply")
         steps["sums"] = self.launch("sums")
         back = self.back.run
@@ -121,9 +122,8 @@ class Kernels:
         weight, _ = self.work.parameters()
         outputs = [torch.empty_like(weight), torch.empty_like(weight)]
         outputs += [torch.empty_like(t) for t in (g.a, g.slope, g.shift)]
-        steps["gradients"] = lambda: back.gradients(  # type: ignore[misc]
-            self.total, p.cov, p.w, p.memo, weight, *outputs
-        )
+        given = back.to_differentiate(self.total, p.cov, p.w, p.memo, weight, outputs)
+        steps["gradients"] = lambda: back.gradients(*given)  # type: ignore[misc]
         steps["backward_apply"] = self.launch("backward_apply")
         if back.backward_rest is not None:
             tensors = self.tensors("backward_apply")

@@ -58,7 +58,6 @@ class Express:
         assert run.root is not None and back.gradients is not None
         self.root: Launcher = run.root if averaged is None else averaging(run.root, *averaged)
         self.gradients: Launcher = back.gradients
-        self.diagonal = run.lay.diagonal
         self.forward_kernels = _present(run.moments, run.sum_moments, self.root, run.apply)
         self.backward_kernels = _present(
             back.sums, back.sum_sums, self.gradients, back.backward_apply, back.backward_rest
@@ -89,10 +88,7 @@ class Express:
         _go(run.moments, stream, p_x, p_parts, mean)
         if run.sum_moments is not None:
             _go(run.sum_moments, stream, p_parts)
-        if self.diagonal:
-            _go(self.root, stream, p_parts, mean, cov, w, *running)
-        else:
-            _go(self.root, stream, p_parts, mean, cov, w, memo, *running)
+        _go(self.root, stream, *run.to_solve(p_parts, mean, cov, w, memo, running))
         del parts, p_parts, running  # what is asked for from here on may have their memory
         y = torch.empty_like(x)
         p_weight = p_x if weight is None else at(weight)
@@ -135,11 +131,10 @@ class Express:
         _go(run.sums, stream, p_x, p_dy, mean, parts, w, p_weight, p_bias, p_extra, p_g)
         if run.sum_sums is not None:
             _go(run.sum_sums, stream, parts)
-        gained = (p_weight if weight is not None else w, at(dweight), at(dbias), a, slope, shift)
-        if self.diagonal:
-            _go(self.gradients, stream, parts, w, *gained)
-        else:
-            _go(self.gradients, stream, parts, cov, w, memo, *gained)
+        gain = w if weight is None else p_weight
+        outputs = (at(dweight), at(dbias), a, slope, shift)
+        given = run.to_differentiate(parts, cov, w, memo, gain, outputs)
+        _go(self.gradients, stream, *given)
         del sums, parts
         if not wanted:
             return None, dweight, dbias, g

@@ -59,6 +59,19 @@ class Pass(NamedTuple):
     sum_moments: Launcher | None  # of several programs' parts
     sum_sums: Launcher | None
 
+    # The kernels of single channels have neither a memo nor a use for the covariance in backward.
+    # Whoever launches asks here for the order, with tensors or with addresses.
+
+    def to_solve(self, total, mean, cov, w, memo, averages: Sequence) -> tuple:
+        """What ``root`` takes."""
+        kept = () if self.lay.diagonal else (memo,)
+        return (total, mean, cov, w, *kept, *averages)
+
+    def to_differentiate(self, total, cov, w, memo, weight, outputs: Sequence) -> tuple:
+        """What ``gradients`` takes; it leaves dγ, dβ, A, slope and shift."""
+        given = (w,) if self.lay.diagonal else (cov, w, memo)
+        return (total, *given, weight, *outputs)
+
 
 class Kinds(NamedTuple):
     """What a pass has besides its input, by dtype: γ, β, and a residual or what backward keeps of

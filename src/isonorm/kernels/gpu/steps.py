@@ -23,6 +23,9 @@ from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
 from .passes import Kinds, Pass, find_pass
 
+#: How many tensors running averages are: ``express`` has some, elsewhere any takes their places.
+AVERAGES = 3
+
 
 class Work(NamedTuple):
     """A block of an (N, C, S) input with its recovery, what is fused with it, and its kernels."""
@@ -90,12 +93,12 @@ def moments(work: Work, plan: Plan) -> Statistics:
     if not run.several_channels:
         cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
         if run.lay.diagonal:
-            run.statistics(total, mean, cov, cov, total, total, total)
+            run.statistics(total, mean, cov, cov, *AVERAGES * [total])
         else:
             run.statistics(total, mean, cov)
         return Statistics(run.m, mean, cov)
     variance = torch.empty_like(mean)
-    run.statistics(total, mean, variance, variance, total, total, total)
+    run.statistics(total, mean, variance, variance, *AVERAGES * [total])
     centre = mean.mean(1, keepdim=True)
     cov = (variance + (mean - centre).square()).mean(1)
     return Statistics(run.m, centre, cov.view(run.b, 1, 1))
@@ -114,10 +117,7 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
     w = torch.empty_like(cov)
     memo = x.new_empty(run.memo_shape, dtype=torch.float32)
-    if run.lay.diagonal:
-        run.root(total, mean, cov, w, total, total, total)
-    else:
-        run.root(total, mean, cov, w, memo, total, total, total)
+    run.root(*run.to_solve(total, mean, cov, w, memo, AVERAGES * [total]))
     return Statistics(run.m, mean, cov), (w, memo)
 
 
@@ -215,10 +215,8 @@ def differentiate(
     dweight, dbias = w.new_empty(run.gain_shape), w.new_empty(run.gain_shape)
     a, slope, shift = torch.empty_like(w), torch.empty_like(w), torch.empty_like(p.mean)
     weight = w if work.weight is None else work.weight
-    if run.lay.diagonal:
-        run.gradients(total, w, weight, dweight, dbias, a, slope, shift)
-    else:
-        run.gradients(total, p.cov, w, p.memo, weight, dweight, dbias, a, slope, shift)
+    outputs = (dweight, dbias, a, slope, shift)
+    run.gradients(*run.to_differentiate(total, p.cov, w, p.memo, weight, outputs))
     if run.lay.examples == 1:
         return Gradients(dweight, dbias, a, slope, shift)
     return Gradients(dweight.sum(0), dbias.sum(0), a, slope, shift)
@@ -238,7 +236,8 @@ def _differentiate_colored(
     f.copy_((color.mT @ own.f.unsqueeze(-1)).view(f.shape))
     unused, bare = w.new_empty(run.gain_shape), torch.empty_like(w)
     slope, shift = torch.empty_like(w), torch.empty_like(p.mean)
-    run.gradients(total, p.cov, w, p.memo, w, unused, unused, bare, slope, shift)
+    outputs = (unused, unused, bare, slope, shift)
+    run.gradients(*run.to_differentiate(total, p.cov, w, p.memo, w, outputs))
     return Gradients(dcolor, dbias, color @ w, slope, shift)
 
 
