@@ -248,6 +248,13 @@ def _product_error(a: Tensor, b: Tensor) -> Tensor:
     return ((ah * bh - a * b) + ah * bl + al * bh) + al * bl
 
 
+def _on_device(count: Tensor | int, like: Tensor) -> Tensor:
+    """(1,) A number where the statistics are, without waiting for the device."""
+    if isinstance(count, Tensor):
+        return count.to(like.device, torch.float64).reshape(1)
+    return torch.full((1,), count, dtype=torch.float64, device=like.device)
+
+
 def reduce_across(name: str, parts: list[Statistics], centers: bool) -> list[Statistics]:
     """The statistics of all ranks together, in one collective whose size does not depend on their
     number.
@@ -260,7 +267,7 @@ def reduce_across(name: str, parts: list[Statistics], centers: bool) -> list[Sta
     dtype = parts[0].cov.dtype
     packed: list[Tensor] = []
     for part in parts:
-        n = torch.as_tensor(part.count, dtype=torch.float64, device=part.mean.device).reshape(1)
+        n = _on_device(part.count, part.mean)
         mean, row, column = _vectors(part.mean.double())
         first, square = mean * n, column * row
         second, tail = square * n, (_product_error(column, row) + part.cov.double()) * n

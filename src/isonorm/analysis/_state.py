@@ -10,12 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..layers.running import RunningTransform
+from ..surgery.freezing import is_frozen
+
+EVAL_W = "eval_transform"
 _RUNNING = ("running_", "num_batches_tracked")
 
 
 def _running_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """A normalization layer's running statistics, torch's or ours."""
-    if module._buffers.get("running_mean") is None:
+    if all(module._buffers.get(name) is None for name in ("running_mean", "num_batches_tracked")):
         return {}
     return {name: b for name, b in module._buffers.items() if name.startswith(_RUNNING)}
 
@@ -46,7 +50,8 @@ def undisturbed(model: nn.Module) -> Iterator[nn.Module]:
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        # W for eval, if it was derived anew, is right, and known to be
+        if buffer is not None and not (isinstance(module, RunningTransform) and name == EVAL_W)
     ]
     try:
         yield model
@@ -81,6 +86,8 @@ def observed(model: nn.Module, *, train: bool) -> Iterator[nn.Module]:
     module, after the block.
     """
     modes = [(module, module.training) for module in model.modules()]
+    frozen = [module.__dict__["train"] for module in model.modules() if is_frozen(module)]
+    wanted = [(change, change.wanted) for change in frozen]  # what ``unfreeze`` will do
     model.train(train)
     try:
         with undisturbed(model):
@@ -88,6 +95,8 @@ def observed(model: nn.Module, *, train: bool) -> Iterator[nn.Module]:
     finally:
         for module, mode in modes:
             module.training = mode
+        for change, mode in wanted:
+            change.wanted = mode
 
 
 def in_training(norm: nn.Module | Callable[..., Any]) -> Callable[[Tensor], Tensor]:

@@ -40,6 +40,8 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
                 if not operation.scales:
                     measured = [s._replace(cov=torch.ones_like(s.cov)) for s in measured]
         else:
+            dtype = torch.promote_types(working_dtype(x), given.cov.dtype)
+            given = given._replace(mean=given.mean.to(dtype), cov=given.cov.to(dtype))
             measured = split_statistics(given, area, *x.shape)
         outputs, transforms = [], []
         for block, problem, stats in zip(blocks, problems, measured, strict=True):

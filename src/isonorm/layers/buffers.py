@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 class WideBuffers(nn.Module):
@@ -60,6 +61,8 @@ def average_batch(
     changed.
     """
     for running, new in running_and_new:
+        if forward_ad._current_level >= 0:  # no_grad leaves tangents, which a statistic has not
+            new = forward_ad.unpack_dual(new).primal
         dtype = running.dtype
         rate = 1 / (tracked + seen).clamp(min=1).to(dtype) if momentum is None else momentum
         running.lerp_(new.to(dtype), seen.to(dtype) * rate if isinstance(seen, Tensor) else rate)

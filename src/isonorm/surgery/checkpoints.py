@@ -14,7 +14,7 @@ from ..layers import Normalize
 from . import files
 from .formats import KEYS, OWN, format_of, read_layer
 from .report import is_same, short, table
-from .tree import move_keys
+from .tree import move_keys, unwrapped
 from .warmstart import warm_start
 
 #: Where training scripts keep a state dict among other things.
@@ -68,7 +68,8 @@ def load_checkpoint(
     ``strict`` refuses missing and unexpected keys, and norms that would not compute in eval what
     they did in the file. Either everything is loaded or nothing.
     """
-    state, versions = _state_of(source)
+    model = unwrapped(model)
+    state, versions = _state_of(source, {*model.state_dict()})
     move_keys(model, state)
     _check_values(model.state_dict(), state)
     norms, inexact = [], []
@@ -111,7 +112,9 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike) -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _state_of(source: str | os.PathLike | Mapping) -> tuple[dict[str, Any], dict[str, Any]]:
+def _state_of(
+    source: str | os.PathLike | Mapping, expected: set[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors by name, as a dict of its own, and the versions of the layers, as far as told."""
     if not isinstance(source, Mapping | str | os.PathLike):
         raise TypeError(f"a checkpoint is a path or a state dict; got {type(source).__name__}.")
@@ -125,7 +128,10 @@ def _state_of(source: str | os.PathLike | Mapping) -> tuple[dict[str, Any], dict
     state = {str(key): value for key, value in found.items()}
     for wrapper in _WRAPPERS * 2:  # in either order
         if state and all(key.startswith(wrapper) for key in state):
-            state = {key.removeprefix(wrapper): value for key, value in state.items()}
+            bare = {key.removeprefix(wrapper): value for key, value in state.items()}
+            if len(expected & state.keys()) > len(expected & bare.keys()):
+                continue  # the model's own child is called so
+            state = bare
             versions = {key.removeprefix(wrapper): value for key, value in versions.items()}
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from ..layers.fixed import Merged
+from ..weights.equinorm import EquiConv2d, EquiLinear
+from ..weights.state import EquilibriumState
 from . import graph
 from .absorb import LAYERS, merge_after, merge_before
 from .fates import Fate, FoldReport
 from .graph import FLATTEN, Links, Untraceable
-from .maps import EvalMap, eval_map, is_norm
+from .maps import EvalMap, eval_map, has_forward_of, is_norm, own_forward
 from .report import Refused
 from .tracing import has_hooks
 from .tree import KEPT_ASIDE, check_module, kept_aside, unwrapped
@@ -70,6 +72,7 @@ class _Folding:
             name
             for name, module in self.modules.items()
             if isinstance(module, nn.Identity | nn.modules.dropout._DropoutNd)
+            if not has_hooks(module)
         }
 
     def report(self) -> FoldReport:
@@ -111,12 +114,12 @@ class _Folding:
     def _fuse_weights(self) -> None:
         """Layers that normalize their weights become what they are in eval: plain ones."""
         for name, module in list(self.modules.items()):
-            if is_norm(module) or not _normalizes_weights(module):
+            if not isinstance(module, EquilibriumState):
                 continue
-            if has_hooks(module):
-                self._settle(name, "left", None, note="it has hooks")
+            if why := _why_not_fused(module):
+                self._settle(name, "left", None, note=why)
                 continue
-            plain = module.fuse()  # type: ignore[operator]
+            plain = module.fuse()
             self._settle(name, "merged", plain, into=f"a {type(plain).__name__}")
 
     def _find_maps(self, links: Links | None) -> None:
@@ -203,8 +206,9 @@ class _Folding:
 
     def _flattens(self, name: str) -> bool:
         module = self.modules.get(name)
-        flat = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
-        return flat or name == FLATTEN
+        if not isinstance(module, nn.Flatten):
+            return name == FLATTEN
+        return (module.start_dim, module.end_dim) == (1, -1) and not has_hooks(module)
 
     def _only_reads(self, label: str) -> bool:
         module = self.modules.get(label)
@@ -239,9 +243,17 @@ def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear)
 
 
-def _normalizes_weights(module: nn.Module) -> bool:
-    ours = any(kind.__module__.startswith("isonorm.weights") for kind in type(module).__mro__)
-    return ours and hasattr(module, "fuse")
+def _why_not_fused(module: EquilibriumState) -> str:
+    """What keeps a layer that normalizes its kernel from becoming a plain one; nothing, mostly."""
+    if has_hooks(module):
+        return "it has hooks"
+    of_convolutions = getattr(type(module), "_conv_forward", EquiConv2d._conv_forward)
+    usual = has_forward_of(module, EquiConv2d, EquiLinear)  # all convolutions have the same
+    if not usual or of_convolutions is not EquiConv2d._conv_forward:
+        return own_forward(module)
+    if module.running_v is None:
+        return "it has no fixed map in eval: every input is normalized by its own statistics"
+    return ""
 
 
 def _names(names: Iterable[str]) -> str:

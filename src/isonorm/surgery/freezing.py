@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
 
-from ..layers import Normalize
+from ..weights.state import EquilibriumState
 from .tree import check_module
 
 
@@ -29,7 +28,8 @@ def freeze(model: nn.Module) -> nn.Module:
 
     A frozen norm normalizes by its running statistics, also after ``model.train()``; its
     parameters have no gradient. It is what detection code calls FrozenBatchNorm. Norms without
-    running statistics go on as before.
+    running statistics go on as before. Of layers that normalize their kernels γ and β are frozen
+    with the statistics, while the kernels learn on.
 
     >>> model = freeze(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))).train()
     >>> model[1].training, model[1].weight.requires_grad
@@ -39,10 +39,20 @@ def freeze(model: nn.Module) -> nn.Module:
     """
     check_module(model)
     for module in model.modules():
-        keeps = isinstance(module, Normalize | _BatchNorm) and module.running_mean is not None
-        if keeps and not is_frozen(module):
+        if keeps_statistics(module) and not is_frozen(module):
             freeze_one(module)
     return model
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether a module averages statistics over batches; told by what it has: isonorm's layers and
+    torch's, or others made in their image.
+    """
+    return (
+        callable(getattr(module, "reset_running_stats", None))
+        and isinstance(getattr(module, "num_batches_tracked", None), Tensor)
+        and hasattr(module, "momentum")
+    )
 
 
 def unfreeze(model: nn.Module) -> nn.Module:
@@ -78,4 +88,7 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def _own_parameters(module: nn.Module):
-    return list(module.named_parameters(recurse=False))
+    own = list(module.named_parameters(recurse=False))
+    if isinstance(module, EquilibriumState):
+        return [(name, parameter) for name, parameter in own if name in ("gamma", "beta")]
+    return own

@@ -7,7 +7,15 @@ from torch.nn.modules.conv import _ConvNd
 
 from .convert import Factory, target_factory
 from .sources import CHANNELS_LAST, channels_of, place_at
-from .tree import Changes, KeepsKeys, check_changeable, modules_of, nearest
+from .tree import (
+    KEPT_ASIDE,
+    Changes,
+    KeepsKeys,
+    check_changeable,
+    kept_aside,
+    modules_of,
+    nearest,
+)
 
 
 class Preceded(KeepsKeys):
@@ -51,6 +59,8 @@ def insert(model: nn.Module, name: str, norm: str | nn.Module | Factory) -> Prec
             f"the model has no module called {name!r}; {nearest(str(name), list(modules))}."
         )
     module = modules[name].module
+    if module in kept_aside(model):
+        raise ValueError(f"nothing can be put in front of {name!r}: {KEPT_ASIDE}.")
     channels = _channels_in(module)
     if not isinstance(norm, nn.Module):
         factory = target_factory(norm)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .freezing import is_frozen
+from .freezing import is_frozen, keeps_statistics
 from .tree import check_module
 
 
@@ -30,7 +30,8 @@ def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) 
     check_module(model)
     if batches is not None and (not isinstance(batches, int) or batches < 1):
         raise ValueError(f"batches must be a positive integer, or None for all; got {batches!r}.")
-    norms: list[Any] = [module for module in model.modules() if _keeps_statistics(module)]
+    kept = (module for module in model.modules() if keeps_statistics(module))
+    norms: list[Any] = [module for module in kept if not is_frozen(module)]
     if not norms:
         raise ValueError("the model has no norm with running statistics that are not frozen.")
     modes = {module: module.training for module in model.modules()}
@@ -67,16 +68,6 @@ def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) 
             if hasattr(norm, "refresh"):
                 norm.refresh()
     return seen
-
-
-def _keeps_statistics(module: nn.Module) -> bool:
-    """Told by what it has: isonorm's layers and torch's, or others made in their image."""
-    return (
-        callable(getattr(module, "reset_running_stats", None))
-        and isinstance(getattr(module, "num_batches_tracked", None), Tensor)
-        and hasattr(module, "momentum")
-        and not is_frozen(module)
-    )
 
 
 def _forward(model: nn.Module, batch: Any, device: torch.device | None) -> None:

@@ -150,12 +150,15 @@ def _share_parameters(
     """Gives the new norm the old one's parameters themselves, and lists what to write to them.
 
     A parameter that the old layer did not have only makes up for the new root: it does not learn.
+    One of another shape is a new one, which learns if the old one did.
     """
     writes = []
     for name, value in values.items():
         ours, theirs = getattr(norm, name), old._parameters.get(name)
-        if theirs is None:
-            learned = old.recovery.gain if name == "color" else None
+        if theirs is None or theirs.shape != value.shape:
+            learned = theirs
+            if theirs is None and name == "color":
+                learned = old.recovery.gain
             ours.requires_grad_(learned is not None and learned.requires_grad)
             with torch.no_grad():
                 ours.copy_(value)

@@ -4,16 +4,19 @@ together or not at all.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from difflib import get_close_matches
+from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 #: What the report says of a module that is ``kept_aside``.
-KEPT_ASIDE = "it is also kept in a list or dict, where it cannot be replaced"
+KEPT_ASIDE = "it is also kept in a list or dict, or by a method, where it cannot be replaced"
 
 
 class Place(NamedTuple):
@@ -80,16 +83,32 @@ def check_changeable(model: nn.Module) -> None:
 
 
 def kept_aside(model: nn.Module) -> set[nn.Module]:
-    """Modules that another one keeps in a plain list, tuple, set or dict, too, where a change to
-    the tree would not reach them.
+    """Modules that another one holds in lists, tuples, sets or dicts as well, or by one of their
+    methods, where a change to the tree would not reach them.
     """
     found: set[nn.Module] = set()
     for module in model.modules():
-        for key, value in vars(module).items():
-            if key != "_modules" and isinstance(value, list | tuple | set | dict):
-                held = value.values() if isinstance(value, dict) else value
-                found |= {item for item in held if isinstance(item, nn.Module)}
+        own = vars(module)
+        found |= set(_held([value for key, value in own.items() if key != "_modules"])) - {module}
     return found
+
+
+def _held(value: Any, within: tuple[int, ...] = ()) -> Iterator[nn.Module]:
+    """The modules in a value, however deep."""
+    if isinstance(value, nn.Module):
+        yield value
+    elif isinstance(value, MethodType):
+        yield from _held(value.__self__)
+    elif id(value) not in within:  # a list may hold itself
+        inside: Iterable[Any] = ()
+        if isinstance(value, partial):
+            inside = (value.func, *value.args, *value.keywords.values())
+        elif isinstance(value, Mapping):
+            inside = value.values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            inside = value
+        for item in inside:
+            yield from _held(item, (*within, id(value)))
 
 
 class Sharing:
