@@ -586,6 +586,16 @@ def test_wrong_calls_are_explained(error, message, given):
         normalize(call.pop("x"), **call)
 
 
+def test_statistics_of_another_dtype_are_promoted():
+    x = torch.randn(8, 6, dtype=torch.float64)
+    _, statistics = normalize(x, area="batch", operation="whiten")
+    narrow = Statistics(8, statistics.mean.float(), statistics.cov.float())
+    expected, _ = normalize(x, area="batch", operation="whiten", statistics=statistics)
+    found, _ = normalize(x, area="batch", operation="whiten", statistics=narrow)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_one_value_may_be_scaled():
     """Without centering one value is enough."""
     y, _ = normalize(torch.full((1, 3), 2.0), area="batch", operation="scale", eps=0.0)

@@ -76,3 +76,8 @@ def test_constants_do_not_swap_and_nan_does_not_hide():
     assert (
         axis_swaps(nn.Identity(), torch.full((40, 3), float("nan")), **sizes).swapped.isnan().all()
     )
+
+
+def test_eigenvalues_may_be_numbers():
+    found = newton_convergence([8.0, 1.0, 1.0], 2)
+    assert torch.equal(found, newton_convergence(torch.tensor([8.0, 1.0, 1.0]), 2))

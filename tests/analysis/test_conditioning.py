@@ -206,3 +206,29 @@ def test_synchronized_batchnorm_is_left_as_it_was():
     assert jacobian_singular_values(norm, torch.randn(9, 4)).shape == (9, 4)
     assert norm.track_running_stats and norm.num_batches_tracked is not None
     assert all(torch.equal(before[name], value) for name, value in norm.state_dict().items())
+
+
+def test_a_layer_whose_statistics_were_averaged_stays_right():
+    """Looking at it derives its W anew, which must not be put back."""
+    model = nn.Sequential(isonorm.IterNorm(6)).eval()
+    x = torch.randn(30, 6) @ torch.randn(6, 6)
+    with torch.no_grad():
+        model[0].running_cov.mul_(9)
+    layer_conditioning(model, x)
+    expected = nn.Sequential(isonorm.IterNorm(6))
+    expected.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(x), expected.eval()(x))
+
+
+def test_looking_at_a_frozen_model_leaves_what_unfreeze_will_do():
+    from isonorm.analysis._state import observed
+
+    model = isonorm.freeze(nn.Sequential(isonorm.IterNorm(6))).eval()
+    with observed(model, train=True):
+        pass
+    assert not isonorm.unfreeze(model)[0].training
+
+
+def test_layers_that_normalize_their_kernels():
+    values = jacobian_singular_values(nn.Sequential(isonorm.EquiLinear(4, 3)), torch.randn(5, 4))
+    assert values.isfinite().all()

@@ -202,3 +202,11 @@ def test_fewer_examples_disturb_less_than_endless_ones():
                           num_samples=100, num_batches=32)  # fmt: skip
     ratio = few.mean / many.mean
     assert ratio == pytest.approx(((m - b) / (m - 2)) ** 0.5, rel=0.04)
+
+
+def test_of_a_layer_that_normalizes_its_kernel():
+    layer = isonorm.EquiLinear(4, 3)
+    before = layer.running_v.clone()
+    found = snd(layer, torch.randn(64, 4), batch_size=8, num_samples=4, num_batches=8)
+    assert (found > 0).all()
+    assert torch.equal(layer.running_v, before)

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -224,3 +225,57 @@ def test_meta_tensors_pass_through(case):
     for training in (True, False):
         layer = case.make(device="meta").train(training)
         assert layer(torch.empty(4, 12, 5, 3, device="meta")).shape == (4, 12, 5, 3)
+
+
+def test_another_eps_is_used_at_once(draw):
+    layer, x = isonorm.IterNorm(12).eval(), draw(8, 12)
+    before = layer(x)
+    layer.eps = 1.0
+    expected = isonorm.IterNorm(12, eps=1.0).eval()(x)
+    assert not torch.allclose(layer(x), before)
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("make", [isonorm.IterNorm, lambda c: isonorm.EquiLinear(c, c)])
+def test_statistics_of_a_16_bit_checkpoint_are_widened(make):
+    layer = make(12)
+    narrow = {
+        key: value.bfloat16() if value.is_floating_point() else value
+        for key, value in layer.state_dict().items()
+    }
+    layer.load_state_dict(narrow, assign=True)
+    assert layer.weight.dtype == torch.bfloat16
+    floating = [buffer for buffer in layer.buffers() if buffer.is_floating_point()]
+    assert floating and all(buffer.dtype == torch.float32 for buffer in floating)
+
+
+def test_statistics_follow_torchs_default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        layer = isonorm.IterNorm(12)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert layer.running_mean.dtype == layer.running_cov.dtype == torch.float64
+
+
+def test_tracers_of_fx_see_one_call(draw):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = isonorm.IterNorm(12, act="relu")
+
+        def forward(self, x, z):
+            return self.norm(x, residual=z) + self.norm(x)
+
+    block, x, z = Block().eval(), draw(8, 12), draw(8, 12)
+    traced = torch.fx.symbolic_trace(block)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["norm"] * 2
+    torch.testing.assert_close(traced(x, z), block(x, z))
+
+
+def test_tangents_do_not_reach_the_statistics(draw):
+    layer = isonorm.IterNorm(12)
+    with forward_ad.dual_level():
+        layer(forward_ad.make_dual(draw(8, 12), draw(8, 12)))
+        for buffer in (layer.running_mean, layer.running_cov):
+            assert forward_ad.unpack_dual(buffer).tangent is None

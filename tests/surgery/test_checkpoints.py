@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import isonorm
 
@@ -347,3 +348,50 @@ def test_without_safetensors(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r'pip install "isonorm\[lab\]"'):
         isonorm.save_checkpoint(isonorm.IterNorm(3), tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+class Holder(nn.Module):
+    """A model whose only child is called as wrappers call theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Sequential(nn.Conv2d(C, 4, 1), isonorm.IterNorm(4))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: nn.DataParallel(Holder().module),
+        lambda: torch.compile(Holder().module, backend="eager"),
+        lambda: AveragedModel(Holder().module),
+        Holder,
+    ],
+    ids=["DataParallel", "compiled", "averaged", "a child called module"],
+)
+def test_what_was_saved_from_a_model_loads_into_it(wrap, tmp_path):
+    model = wrap()
+    isonorm.save_checkpoint(model, tmp_path / "model.pt")
+    saved = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    isonorm.load_checkpoint(model, tmp_path / "model.pt")
+    assert all(torch.equal(value, saved[key]) for key, value in model.state_dict().items())
+
+
+def test_an_averaged_model_loads_into_the_plain_one(x):
+    model = Holder().module
+    isonorm.load_checkpoint(model, AveragedModel(other := Holder().module).state_dict())
+    assert torch.equal(model[0].weight, other[0].weight)
+
+
+def test_norms_of_torch_without_statistics_load():
+    saved = nn.Sequential(nn.InstanceNorm2d(C, affine=True))
+    nn.init.uniform_(saved[0].weight)
+    model = nn.Sequential(isonorm.InstanceNorm(C))
+    isonorm.load_checkpoint(model, saved.state_dict())
+    assert torch.equal(model[0].weight, saved[0].weight)
+
+
+def test_a_model_without_norms_says_so():
+    model = nn.Linear(3, 2)
+    assert "no norms of isonorm" in str(isonorm.load_checkpoint(model, model.state_dict()))

@@ -200,6 +200,20 @@ def test_on_the_meta_device():
     assert model[0].weight.is_meta and model[0].running_cov.is_meta and "meta" in change.note
 
 
+def test_a_coloring_of_other_groups_is_a_new_parameter():
+    def colored(size):
+        return isonorm.Normalize(
+            8, area=isonorm.area.batch(size), operation="whiten", recovery="coloring"
+        )
+
+    model = nn.Sequential(colored(4)).eval()
+    with torch.no_grad():
+        model[0].color += 0.1 * torch.randn(2, 4, 4)
+    isonorm.convert(model, lambda c: colored(2))
+    assert model[0].color.shape == (4, 2, 2) and model[0].color.requires_grad
+    assert model(torch.randn(5, 8)).isfinite().all()
+
+
 # --- where ----------------------------------------------------------------------------------------
 
 
@@ -212,6 +226,10 @@ def test_on_the_meta_device():
         ("*.1", ["shortcut.1"]),
         (lambda name, module: name != "bn1" and module.num_features == 8, ["bn2", "shortcut.1"]),
         (lambda name, module: False, []),
+        (nn.BatchNorm2d, ["bn1", "bn2", "shortcut.1"]),
+        (nn.GroupNorm, []),
+        (["bn2", "*.1"], ["bn2", "shortcut.1"]),
+        ((nn.GroupNorm, "bn1"), ["bn1"]),
     ],
 )
 def test_where(where, names):

@@ -84,3 +84,25 @@ def test_a_frozen_norm_is_converted_frozen(model, images):
 def test_only_modules_are_frozen(change):
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module; got int"):
         change(3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        lambda: isonorm.EquiConv2d(3, 3, 3),
+    ],
+    ids=["InstanceNorm", "EquiConv"],
+)
+def test_whatever_averages_over_batches_is_frozen(make):
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), make())
+    isonorm.freeze(model).train()
+    before = {name: buffer.clone() for name, buffer in model[1].named_buffers()}
+    model(torch.randn(4, 3, 5, 5)).square().mean().backward()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model[1].named_buffers())
+    learned = {name for name, p in model[1].named_parameters() if p.grad is not None}
+    assert learned <= {"weight", "bias"} and not model[1].training
+    if isinstance(model[1], nn.InstanceNorm2d):
+        assert not learned
+    else:  # of the kernel only its normalization is frozen
+        assert "weight" in learned and not model[1].gamma.requires_grad

@@ -142,3 +142,11 @@ def test_norms_that_do_not_fit_a_convolution(norm):
     assert type(model[0]) is nn.Conv2d
     features = nn.Sequential(nn.Linear(4, 2))  # (N, C): the last dimension is the channels'
     assert isonorm.insert(features, "0", nn.LayerNorm).norm.normalized_shape == (4,)
+
+
+def test_a_module_that_is_also_held_elsewhere_is_refused():
+    model = classifier()
+    model.layers = [[model[3]]]
+    with pytest.raises(ValueError, match="'3': it is also kept in a list"):
+        isonorm.insert(model, "3", "dbn")
+    assert isinstance(model[3], nn.Linear)

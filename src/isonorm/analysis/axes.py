@@ -92,6 +92,7 @@ def newton_convergence(eigenvalues: Tensor, num_iters: int) -> Tensor:
     >>> newton_convergence(torch.tensor([8.0, 1.0, 1.0]), 4)[:, 1]
     tensor([0.1000, 0.2103, 0.4091, 0.6865, 0.9186])
     """
+    eigenvalues = torch.as_tensor(eigenvalues)
     bad = bool((eigenvalues < 0).any()) or not bool((eigenvalues > 0).any())
     if eigenvalues.dim() != 1 or bad or num_iters < 0:
         raise ValueError(

@@ -24,6 +24,15 @@ class WideBuffers(nn.Module):
                 self._buffers[name] = old.to(device=new.device)
         return self
 
+    def _load_from_state_dict(self, *args, **options) -> None:
+        """Loads like any module, except that what ``assign=True`` puts in their place is widened,
+        too.
+        """
+        super()._load_from_state_dict(*args, **options)
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = buffer.float()
+
 
 def check_momentum(momentum: float | None) -> None:
     number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
@@ -37,8 +46,11 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def wide_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of the statistics of a layer whose parameters are of this one."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    """The dtype of the statistics of a layer whose parameters are of this one; None: torch's
+    default.
+    """
+    double = (dtype or torch.get_default_dtype()) == torch.float64
+    return torch.float64 if double else torch.float32
 
 
 def being_recomputed() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -67,6 +69,8 @@ class Merged(nn.Module):
 
     Inputs must have ``ndim`` axes (None: any): of others, that layer would mix the wrong one.
     """
+
+    num_features: Any = None  # the norm's
 
     def __init__(self, into: str, ndim: int | None, act: nn.Module | None) -> None:
         super().__init__()

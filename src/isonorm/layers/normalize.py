@@ -9,6 +9,7 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from .. import area as areas
 from .. import functional
@@ -146,8 +147,11 @@ class Normalize(RunningTransform):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The normalized input, in its dtype and memory format; a residual is added before the
-        activation.
+        activation. A tracer of torch.fx sees one call, as of torch's own norms.
         """
+        if isinstance(x, Proxy) and (path := x.tracer.path_of_module(self)):  # type: ignore[attr-defined]
+            inputs = (x,) if residual is None else (x, residual)
+            return x.tracer.create_proxy("call_module", path, inputs, {})  # type: ignore[return-value]
         self._check_channels(x)
         if self.uses_running_statistics:
             return functional.apply_transform(

@@ -75,7 +75,9 @@ class RunningTransform(WideBuffers):
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
         self._answers: dict[Hashable, Any] = {}  # see ``shortcut``
-        self._transform_source: tuple[Tensor, int | None] | None = None  # what W was derived from
+        self._transform_source: tuple[Tensor, int | None, float, Operation] | None = (
+            None  # what W was derived from
+        )
 
         self.register_buffer("running_mean", None)
         self.register_buffer("running_cov", None)
@@ -165,8 +167,12 @@ class RunningTransform(WideBuffers):
             return
         # A new tensor: graphs of earlier forwards still hold the old one.
         self.eval_transform = self._derived_transform()
+        self._transform_source = self._present_source()
+
+    def _present_source(self) -> tuple[Tensor, int | None, float, Operation]:
+        """What W is derived from."""
         running = self._running_matrix()
-        self._transform_source = (running, _version_of(running))
+        return running, _version_of(running), self.eps, self.operation
 
     def _derived_transform(self) -> Tensor:
         # Out of inference mode, whose tensors could not be used in training's graphs later.
@@ -183,13 +189,14 @@ class RunningTransform(WideBuffers):
                 )
 
     def transform_for_eval(self) -> Tensor:
-        """(b, d, d) W, derived anew if someone wrote to the running statistics since."""
+        """(b, d, d) W, derived anew if someone wrote to the running statistics since, or changed
+        eps or the operation.
+        """
         assert self.eval_transform is not None
         if torch.compiler.is_compiling():
             return self.eval_transform
-        running = self._running_matrix()
-        source, version = self._transform_source or (None, None)
-        if source is running and version is not None and version == _version_of(running):
+        present, (source, *known) = self._present_source(), self._transform_source or (None, None)
+        if source is present[0] and known == [*present[1:]] and known[0] is not None:
             return self.eval_transform
         if transforms_active():  # statistics handed to a functional call belong to that call alone
             return self._derived_transform()

@@ -21,6 +21,9 @@ from .warmstart import warm_start
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 #: What wrappers put before every name.
 _WRAPPERS = ("module.", "_orig_mod.")
+AVERAGED = "n_averaged"
+#: What no layer of torch keeps: without one of them a layer's version may be torch's.
+OWN_STATISTICS = {"running_cov", "running_whitening"}
 
 
 class Loaded(NamedTuple):
@@ -43,7 +46,10 @@ class Loading:
 
     def __str__(self) -> str:
         rows = [(n.name or "(model)", n.format, "→", n.layer, n.note) for n in self.norms]
-        lines = [f"{len(rows) or 'no'} norm{'' if len(rows) == 1 else 's'} loaded.", *table(rows)]
+        first = "no norms of isonorm among what was loaded."
+        if rows:
+            first = f"{len(rows)} norm{'' if len(rows) == 1 else 's'} loaded."
+        lines = [first, *table(rows)]
         for what in ("missing", "unexpected"):
             if getattr(self, what):
                 lines.append(f"{what}: {', '.join(getattr(self, what))}")
@@ -80,7 +86,7 @@ def load_checkpoint(
         part = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
         if not part:
             continue
-        if format_of(part) == OWN:
+        if format_of(part) == OWN and part.keys() & OWN_STATISTICS:
             _check_version(name, layer, versions)
         try:
             loaded, own = _translate(name, layer, part)
@@ -126,6 +132,8 @@ def _state_of(
             versions = getattr(found, "_metadata", {})
             break
     state = {str(key): value for key, value in found.items()}
+    if AVERAGED in state and AVERAGED not in expected:  # of torch's AveragedModel
+        del state[AVERAGED]
     for wrapper in _WRAPPERS * 2:  # in either order
         if state and all(key.startswith(wrapper) for key in state):
             bare = {key.removeprefix(wrapper): value for key, value in state.items()}

@@ -42,8 +42,8 @@ def convert(
         to: a name of ``list_norms()``, a class, or a factory called with the number of channels
             alone, such as ``lambda c: isonorm.IterNorm(c, group_size=16)``. "equinorm" makes an
             ``EquiConv`` or ``EquiLinear`` of each BatchNorm and the layer that alone feeds it.
-        where: "all"; "first"; a shell pattern for names, such as ``"layer1.*"``; or a function of
-            name and module.
+        where: "all"; "first"; a shell pattern for names, such as ``"layer1.*"``; a class; a
+            function of name and module; or a list of such.
         fuse_act: also let a norm apply the ReLU or SiLU module that alone follows it.
 
     Parameters stay the same objects. They, the statistics, eps, momentum, mode, device, dtype and

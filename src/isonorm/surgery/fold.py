@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from ..layers.fixed import Merged
 from ..weights.equinorm import EquiConv2d, EquiLinear
@@ -52,6 +53,8 @@ def fold(model: Model) -> Model:
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a scripted model cannot be folded: fold it, then script it.")
     model = unwrapped(model)  # type: ignore[assignment]
+    if isinstance(model, AveragedModel):
+        model = unwrapped(model.module)  # type: ignore[assignment]
     folding = _Folding(copy.deepcopy(model, graph.uncopied(model)).eval())
     folding.run()
     folding.model.fold_report = folding.report()  # type: ignore[assignment]
@@ -138,6 +141,8 @@ class _Folding:
                     raise Refused("it is given its input by keyword")
                 if links is not None and any(map(links.reads, module.parameters())):
                     raise Refused("its parameters are also used by themselves")
+                if links is not None and any(map(links.reads, module.buffers())):
+                    raise Refused("its statistics are also used by themselves")
                 self.maps[name] = eval_map(module)
             except Refused as reason:
                 self._settle(name, "left", None, note=str(reason))
@@ -230,6 +235,8 @@ class _Folding:
         self.maps.pop(name, None)
         if new is None:
             return
+        if isinstance(new, Merged):
+            new.num_features = old.num_features
         self.modules[name] = new.eval()
         if old is self.model:
             self.model = new

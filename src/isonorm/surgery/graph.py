@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,7 +40,9 @@ class Links:
     counts as one call, and what lies inside it is ``unseen``.
     """
 
-    def __init__(self, graph: Graph, model: nn.Module, opaque: dict[str, str]) -> None:
+    def __init__(
+        self, graph: Graph, model: nn.Module, opaque: dict[str, str], read_buffers: set[int]
+    ) -> None:
         self.opaque = opaque
         self._nodes = list(graph.nodes)
         self._calls: dict[str, list[Node]] = {}
@@ -53,7 +55,7 @@ class Links:
             id(named.get(str(node.target)))
             for node in graph.nodes
             if node.op == "get_attr" and not all(map(_reads_shape_only, node.users))
-        }
+        } | read_buffers
         self._unseen = self._find_unseen()
 
     def _find_unseen(self) -> dict[int, str]:
@@ -146,9 +148,9 @@ class Links:
             found += map(_label, others)
         return tuple(dict.fromkeys(found))
 
-    def reads(self, parameter: nn.Parameter) -> bool:
-        """Whether code outside the leaves uses a parameter's values itself."""
-        return id(parameter) in self._read
+    def reads(self, tensor: Tensor) -> bool:
+        """Whether code outside the leaves uses a parameter's or a buffer's values itself."""
+        return id(tensor) in self._read
 
     def _uses(self, user: Node, node: Node) -> list[str]:
         label = _label(user)
@@ -196,7 +198,13 @@ def read(model: nn.Module, *, training: bool | None = None) -> Links:
         raise Untraceable(
             f"{type(model).__name__}.forward cannot be followed: {brief(error)}"
         ) from error
-    return Links(graph, model, tracer.opaque)
+    names = {n for n, b in _buffers(subject) if id(b) in tracer.read_buffers}
+    return Links(graph, model, tracer.opaque, {id(b) for n, b in _buffers(model) if n in names})
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Under every name they have."""
+    return model.named_buffers(remove_duplicate=False)
 
 
 def uncopied(model: nn.Module) -> dict[int, Any]:

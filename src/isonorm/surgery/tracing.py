@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node, Proxy, Tracer
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
@@ -29,12 +29,19 @@ class LayerTracer(Tracer):
     """Traces a model called with its required arguments alone.
 
     A module inside whose forward tracing fails becomes a single call, and ``opaque`` holds the
-    reason by its name.
+    reason by its name. ``read_buffers`` are those that code outside the leaves looked at, by
+    identity: a graph has their values alone.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.opaque: dict[str, str] = {}
+        self.read_buffers: set[int] = set()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if isinstance(attr_val, Tensor) and not isinstance(attr_val, nn.Parameter):
+            self.read_buffers.add(id(attr_val))
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -11,7 +11,8 @@ from .report import Refused, short
 from .sources import looks_like_a_norm, read
 from .tree import Hung, check_changeable, modules_of, nearest
 
-Where = str | Callable[[str, nn.Module], bool]
+One = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Where = One | Sequence[One]
 
 
 def norms_of(model: nn.Module) -> list[Hung]:
@@ -26,13 +27,18 @@ def norms_of(model: nn.Module) -> list[Hung]:
 
 
 def select(norms: list[Hung], where: Where) -> list[Hung]:
-    """The norms that ``where`` selects."""
+    """The norms that ``where`` selects, or any of several."""
+    if isinstance(where, list | tuple):
+        chosen = {hung.module for one in where for hung in select(norms, one)}
+        return [hung for hung in norms if hung.module in chosen]
+    if isinstance(where, type):
+        return [hung for hung in norms if isinstance(hung.module, where)]
     if callable(where):
         return [hung for hung in norms if where(hung.name, hung.module)]
     if not isinstance(where, str):
         raise TypeError(
-            f"where must be 'all', 'first', a pattern of names or a function of name and module; "
-            f"got {where!r}."
+            "where must be 'all', 'first', a pattern of names, a class, a function of name and "
+            f"module, or a list of such; got {where!r}."
         )
     if where == "all":
         return norms

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel
 
 import isonorm
 from isonorm.layers.fixed import FixedMap, Merged
@@ -253,6 +255,50 @@ def test_a_norm_with_hooks_or_kept_in_a_list_is_left(same, x):
     folded = same(net, x)
     assert "hooks" in fate_of(folded, "hooked").note
     assert "kept in a list" in fate_of(folded, "listed").note
+
+
+@pytest.mark.parametrize("hook", [lambda m, args, y: y.clamp(max=0.1), lambda m, args, y: None])
+def test_nothing_is_merged_past_a_module_with_hooks(hook, same, x):
+    """Not even where they only look: what they would see is another thing."""
+    for between in (nn.Identity(), nn.Dropout()):
+        between.register_forward_hook(hook)
+        folded = same(nn.Sequential(conv(), between, norm()), x)
+        assert fate_of(folded, "2").became == "convolution"
+    flatten = nn.Flatten()
+    flatten.register_forward_hook(hook)
+    folded = same(nn.Sequential(nn.ReLU(), norm(), flatten, nn.Linear(100, 3)), x)
+    assert fate_of(folded, "1").became == "convolution"
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda net: [(net.conv, net.norm)],
+        lambda net: {"steps": [net.conv.forward, net.norm.forward]},
+        lambda net: partial(net.norm),
+    ],
+    ids=["nested", "methods", "partial"],
+)
+def test_a_norm_that_is_held_elsewhere_is_left(hold, same, x):
+    net = Net(lambda m, x: m.norm(m.conv(x)), conv=conv(), norm=norm())
+    net.held = hold(net)
+    net.held_twice = [net.held]
+    net.held_twice.append(net.held_twice)
+    assert fate_of(same(net, x), "norm").became == "left"
+
+
+def test_what_else_is_read_of_a_merged_norm(same, x):
+    net = Net(lambda m, x: m.norm(m.conv(x)) * m.norm.num_features, conv=conv(), norm=norm())
+    assert fate_of(same(net, x), "norm").into == "conv"
+    net = Net(lambda m, x: m.norm(m.conv(x)) + m.norm.running_mean.mean(), conv=conv(), norm=norm())
+    assert "statistics are also used" in fate_of(same(net, x), "norm").note
+
+
+def test_of_an_averaged_model_the_model_is_folded(x):
+    model = nn.Sequential(conv(), norm()).eval()
+    folded = isonorm.fold(AveragedModel(model))
+    assert folded.fold_report.which("merged") == ["1"]
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_norm_that_is_given_its_input_by_keyword_is_left(same, x):
