@@ -395,3 +395,25 @@ def test_norms_of_torch_without_statistics_load():
 def test_a_model_without_norms_says_so():
     model = nn.Linear(3, 2)
     assert "no norms of isonorm" in str(isonorm.load_checkpoint(model, model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: isonorm.IterNorm(C), "zca, eps=1e-05 and is newton with 5 steps, eps=1e-05"),
+        (lambda: isonorm.DBN(C, method="pca"), "is pca"),
+        (lambda: isonorm.DBN(C, eps=1.0), "is zca, eps=1"),
+        (lambda: isonorm.DBN(C, method="polar"), None),
+    ],
+    ids=["newton", "pca", "eps", "the same by polynomials"],
+)
+def test_another_root_is_another_function(make, words, path):
+    isonorm.save_checkpoint(nn.Sequential(isonorm.DBN(C)), path)
+    model = nn.Sequential(make())
+    if words is None:
+        isonorm.load_checkpoint(model, path)
+        return
+    with pytest.raises(ValueError, match=words):
+        isonorm.load_checkpoint(model, path)
+    report = isonorm.load_checkpoint(model, path, strict=False)
+    assert words in str(report)

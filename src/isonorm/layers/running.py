@@ -242,6 +242,27 @@ class RunningTransform(WideBuffers):
         for block, rows, d in self._applied_area.places(1, self.num_features, 1):
             yield block, w[rows, :d, :d], mean[rows, :d]
 
+    @property
+    def root_in_eval(self) -> str | None:
+        """How W follows from the running statistics, in words that a state dict carries; None where
+        they are W themselves, or there are none.
+        """
+        if self.eval_transform is None or self.running == "whitening":
+            return None
+        if self._size == 1:  # all roots of one variance are the same
+            return f"eps={self.eps:g}"
+        method = "zca" if self.operation.method == "polar" else self.operation.method
+        steps = (
+            "" if self.operation.num_iters is None else f" with {self.operation.num_iters} steps"
+        )
+        return f"{method}{'' if method == 'zca' else steps}, eps={self.eps:g}"
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        told = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if told is not None and self.root_in_eval is not None:
+            told["root_in_eval"] = self.root_in_eval
+
     def __getstate__(self) -> dict:
         # Copies and pickles count their buffers' versions anew.
         return {**self.__dict__, "_transform_source": None, "_answers": {}}

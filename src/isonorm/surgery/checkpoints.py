@@ -89,7 +89,7 @@ def load_checkpoint(
         if format_of(part) == OWN and part.keys() & OWN_STATISTICS:
             _check_version(name, layer, versions)
         try:
-            loaded, own = _translate(name, layer, part)
+            loaded, own = _translate(name, layer, part, versions.get(name, {}))
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"cannot load {name!r} from the checkpoint: {error}.") from error
         for key in KEYS & part.keys() - own.keys():
@@ -153,11 +153,15 @@ def _state_of(
 
 
 def _translate(
-    name: str, layer: Normalize, part: dict[str, Tensor]
+    name: str, layer: Normalize, part: dict[str, Tensor], told: Mapping[str, Any]
 ) -> tuple[Loaded, dict[str, Tensor]]:
     """A layer's state in the layer's own terms."""
     if format_of(part) == OWN:
-        return Loaded(name, short(layer), OWN, 0.0, ""), part
+        was = told.get("root_in_eval")
+        if was in (None, layer.root_in_eval) or layer.root_in_eval is None:
+            return Loaded(name, short(layer), OWN, 0.0, ""), part
+        note = f"differs in eval: its root was {was} and is {layer.root_in_eval}"
+        return Loaded(name, short(layer), OWN, None, note), part
     found = read_layer(part, layer.num_features, layer.eps)
     new = copy.deepcopy(layer).to("cpu")
     start = warm_start(found.layer, new)
@@ -220,5 +224,6 @@ def _check(
         row = inexact[0]
         raise ValueError(
             f"{row.name!r} was {row.format}, and as {row.layer} it {row.note}: make the layer as "
-            "it was (group_size, running), or pass strict=False to start from it anyway."
+            "it was (method, eps, group_size, running), or pass strict=False to start from it "
+            "anyway."
         )
