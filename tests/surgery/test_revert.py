@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from functools import partial
 
 import pytest
@@ -22,6 +23,32 @@ def test_revert_undoes_convert(network, images, relative_error):
     for (name, a), b in zip(model.state_dict().items(), before.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
     assert relative_error(model(images), before(images)) < 2e-6
+
+
+def test_what_had_no_parameters_has_none_again():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False))
+    for _ in range(5):
+        model(torch.randn(32, 4))
+    before = copy.deepcopy(model.state_dict())
+    isonorm.convert(model, "iternorm")
+    trained = copy.deepcopy(model)
+    (change,) = isonorm.revert(model).changed
+    assert change.same and repr(model[1]) == repr(nn.BatchNorm1d(8, affine=False))
+    model.load_state_dict(before)
+    # a layer that has come to need a scale keeps it
+    nn.init.constant_(trained[1].weight, 3.0)
+    isonorm.revert(trained)
+    assert trained[1].affine and trained[1].weight.mean() > 2.9
+
+
+@pytest.mark.skipif(
+    "bias" not in inspect.signature(nn.BatchNorm1d).parameters, reason="torch is older"
+)
+def test_what_had_no_bias_has_none_again():
+    model = nn.Sequential(nn.BatchNorm1d(8, bias=False))
+    isonorm.convert(model, "iternorm")
+    isonorm.revert(model)
+    assert model[0].weight is not None and model[0].bias is None
 
 
 def test_revert_standardizes_with_the_diagonal():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 from torch import nn
 
@@ -12,13 +14,14 @@ from ..layers import BatchNorm, Normalize
 from ..statistics import resolve_group
 from .activations import Fusion, following
 from .pairs import convert_pairs
-from .report import Change, Conversion, Left, Refused, short
+from .report import Change, Conversion, Left, Refused, is_same, short
 from .sources import Source, place_at, read
 from .transplant import FUSIBLE, Graft, graft
 from .tree import Changes, Hung, Sharing
+from .warmstart import warm_start
 from .where import Where, norms_of, select
 
-#: The attribute in which a converted layer keeps the class it goes back to.
+#: The attribute in which a converted layer keeps what makes the norm it goes back to.
 ORIGIN = "_converted_from"
 #: Makes a norm from its number of channels.
 Factory = Callable[[int], nn.Module]
@@ -87,10 +90,12 @@ def revert(model: nn.Module, *, to: str | Factory | None = None) -> Conversion:
         if chosen is not None:
             return chosen(module.num_features)
         origin = module.__dict__.get(ORIGIN, BatchNorm)
-        if origin is BatchNorm or not module.process_group:
-            return origin(module.num_features)
-        group = resolve_group(module.process_group)
-        return nn.SyncBatchNorm(module.num_features, process_group=group)
+        if origin is not BatchNorm and module.process_group:
+            group = resolve_group(module.process_group)
+            return nn.SyncBatchNorm(module.num_features, process_group=group)
+        if isinstance(origin, partial) and not _suffices(origin, source.norm):
+            origin = origin.func  # what it did not have it needs by now
+        return origin(module.num_features)
 
     return replace_norms(model, batchnorm, "all")
 
@@ -177,12 +182,24 @@ def _parts(layer: Normalize) -> tuple:
     return layer.area, layer.operation, type(layer.recovery), layer.running
 
 
-def _origin(module: nn.Module) -> type[nn.Module]:
-    """The class that ``revert`` goes back to."""
+def _origin(module: nn.Module) -> Factory:
+    """What ``revert`` goes back to: the class, without the parameters that it did not have."""
     for kind in (nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         if isinstance(module, kind):
-            return kind
+            if module.weight is None:
+                return partial(kind, affine=False)
+            return kind if module.bias is not None else partial(kind, bias=False)
     return module.__dict__.get(ORIGIN, BatchNorm)
+
+
+def _suffices(origin: Factory, norm: Normalize) -> bool:
+    """Whether a BatchNorm without some parameters can compute what a layer does, as to scale."""
+    plain: Any = origin(norm.num_features)
+    plain.eps = norm.eps
+    if norm.running_mean is None:
+        return False
+    plain.to(norm.running_mean.device, norm.running_mean.dtype)
+    return is_same(warm_start(norm, read(plain).norm).deviation)
 
 
 def _change(hung: Hung, made: Graft, note: str) -> Change:
