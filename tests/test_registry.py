@@ -66,3 +66,42 @@ def test_unknown_names(name, hint):
     with pytest.raises(ValueError, match="no normalization called") as caught:
         isonorm.create_norm(name, 8)
     assert repr(name) in str(caught.value) and hint in str(caught.value)
+
+
+@pytest.fixture
+def registry():
+    """The names as they are, and were after the test."""
+    before = dict(REGISTRY)
+    yield REGISTRY
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+def test_a_layer_of_ones_own(registry):
+    class Halving(torch.nn.Module):
+        def __init__(self, num_features):
+            super().__init__()
+            self.num_features = num_features
+
+        def forward(self, x):
+            return x / 2
+
+    assert isonorm.register_norm(Halving, paper="nobody's") is Halving
+    isonorm.register_norm(Halving)  # again
+    assert "halving" in isonorm.list_norms()
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4))
+    isonorm.convert(model, "halving")
+    assert isinstance(model[0], Halving) and model[0].num_features == 4
+
+
+@pytest.mark.parametrize(
+    ("layer", "error", "words"),
+    [
+        (torch.nn.ReLU(), TypeError, "takes a class"),
+        (type("IterNorm", (torch.nn.Module,), {}), ValueError, "'iternorm' is the name"),
+    ],
+)
+def test_what_cannot_be_registered(layer, error, words, registry):
+    with pytest.raises(error, match=words):
+        isonorm.register_norm(layer)
+    assert registry["iternorm"].layer is isonorm.IterNorm

@@ -24,6 +24,7 @@ from .layers import Normalize as Normalize
 from .layers import PositionalNorm as PositionalNorm
 from .registry import create_norm as create_norm
 from .registry import list_norms as list_norms
+from .registry import register_norm as register_norm
 from .statistics import Statistics as Statistics
 from .surgery import Conversion as Conversion
 from .surgery import convert as convert

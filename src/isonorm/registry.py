@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from . import layers
+
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class Entry(NamedTuple):
@@ -56,6 +58,31 @@ def create_norm(name: str, num_features: int, **options: Any) -> nn.Module:
     IterNorm(64, group_size=64, num_iters=7, affine=True, eps=1e-05, momentum=0.1)
     """
     return find(name).layer(num_features, **options)
+
+
+def register_norm(layer: type[Layer], *, paper: str = "") -> type[Layer]:
+    """Gives a layer of your own a name, that of its class in lower case, by which ``create_norm``
+    and ``convert`` find it. It is called with the number of channels.
+
+    >>> import isonorm
+    >>> @register_norm
+    ... class CenterNorm(isonorm.Normalize):
+    ...     def __init__(self, num_features, **options):
+    ...         super().__init__(num_features, area="batch", operation="center", **options)
+    >>> type(create_norm("centernorm", 64)).__name__
+    'CenterNorm'
+    >>> _ = REGISTRY.pop("centernorm")  # forgotten again
+
+    A class may be registered again, as a notebook does that runs a cell twice; the names of
+    isonorm's own layers are taken.
+    """
+    if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
+        raise TypeError(f"register_norm takes a class of torch.nn.Module; got {layer!r}.")
+    name = layer.__name__.lower()
+    if any(name == entry.layer.__name__.lower() for entry in _ENTRIES):
+        raise ValueError(f"{name!r} is the name of a layer of isonorm: call the class otherwise.")
+    REGISTRY[name] = Entry(layer, paper)
+    return layer
 
 
 def find(name: str) -> Entry:
