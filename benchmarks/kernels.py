@@ -112,7 +112,7 @@ class Kernels:
         if run.sum_moments is not None:
             steps["sum of moments"] = lambda: run.sum_moments(self.total)  # type: ignore[misc]
         mean, w, memo = p.mean.clone(), p.w.clone(), p.memo.clone()
-        solving = run.to_solve(self.total, mean, p.cov, w, memo, [self.total] * 3)
+        solving = run.to_solve(self.total, mean, p.cov, w, memo)
         steps["root"] = lambda: run.root(*solving)  # type: ignore[misc]
         steps["apply"] = self.launch("apply")
         steps["sums"] = self.launch("sums")

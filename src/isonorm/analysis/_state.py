@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layers.running import RunningTransform
 from ..surgery.freezing import is_frozen
 
-EVAL_W = "eval_transform"
 _RUNNING = ("running_", "num_batches_tracked")
 
 
@@ -50,8 +48,7 @@ def undisturbed(model: nn.Module) -> Iterator[nn.Module]:
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        # W for eval, if it was derived anew, is right, and known to be
-        if buffer is not None and not (isinstance(module, RunningTransform) and name == EVAL_W)
+        if buffer is not None
     ]
     try:
         yield model

@@ -94,6 +94,18 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def is_watched(x: Tensor) -> bool:
+    """Whether someone sees operators, and perhaps no numbers: a tracer, a fake tensor, a dispatch
+    mode such as that of selective checkpoints. They may hold on to what they see; and kernels,
+    which take addresses, must then be inside an operator.
+    """
+    return (
+        type(x) not in (Tensor, torch.nn.Parameter)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 def choose(operation: Operation, area: Area, x: Tensor, colors: bool = False) -> Choice:
     """The implementation for a training pass, and the reason for it."""
     if _requested == "reference":

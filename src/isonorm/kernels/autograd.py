@@ -13,12 +13,11 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ..activation import finish
 from ..area import flat, flat_shape
 from ..statistics import no_autocast, working_dtype
-from . import explicit, reference
+from . import explicit, is_watched, reference
 from .explicit import Saved, recovery_of
 from .plan import Plan, pack
 
@@ -45,13 +44,6 @@ def run(
     y, mean, cov = _Explicit.apply(x, weight, bias, color, residual, plan, undifferentiated)
     count, w, memo = undifferentiated
     return y, Saved(count, mean, cov, w, memo)
-
-
-def is_watched(x: Tensor) -> bool:
-    """Whether someone sees operators, and perhaps no numbers: a tracer, a fake tensor, a dispatch
-    mode. Kernels, which take addresses, must then be inside an operator.
-    """
-    return type(x) not in (Tensor, Parameter) or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _check_devices(x: Tensor, *others: Tensor | None) -> None:
@@ -281,6 +273,11 @@ def _fake_backward(
     dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, has_residual, plan
 ):
     gain = color if color is not None else weight
+    return fake_gradients(x, gain, bias, has_residual, plan)
+
+
+def fake_gradients(x, gain, bias, has_residual: bool, plan: str):
+    """As an operator gives them: of what is not there, empty ones."""
     through = has_residual and Plan.decode(plan).act
     return (
         torch.empty_like(x),

@@ -16,7 +16,13 @@ from torch.autograd import forward_ad
 
 from .. import kernels
 from ..area import flat_shape
-from .autograd import differentiable_backward, is_batched, is_watched, register, surroundings
+from .autograd import (
+    differentiable_backward,
+    fake_gradients,
+    is_batched,
+    register,
+    surroundings,
+)
 from .explicit import extra_to_save, is_dense
 from .plan import Plan
 
@@ -32,7 +38,7 @@ def is_open(x: Tensor) -> bool:
         return False
     if not kernels.HAS_TRITON:
         return False
-    if is_watched(x) or kernels.requested() not in ("auto", "triton"):
+    if kernels.is_watched(x) or kernels.requested() not in ("auto", "triton"):
         return False
     if kernels.transforms_active() or forward_ad._current_level >= 0:
         return False
@@ -207,12 +213,7 @@ def _train_backward(
 
 
 def _fake_train_backward(dy, x, weight, bias, extra, keep, has_residual, plan):
-    through = has_residual and Plan.decode(plan).act
-    return (
-        torch.empty_like(x),
-        *(x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (weight, bias)),
-        torch.empty_like(x) if through else x.new_empty(0),
-    )
+    return fake_gradients(x, weight, bias, has_residual, plan)
 
 
 _train_backward_op = register("isonorm::train_backward", _train_backward, _fake_train_backward)

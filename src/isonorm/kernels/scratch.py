@@ -14,6 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from . import is_watched
+
 #: Bytes that a thread keeps, at most; and from which on a room is worth it: malloc itself keeps
 #: small ones.
 MOST_BYTES, LEAST_BYTES = 1 << 25, 1 << 20
@@ -32,7 +34,8 @@ class Scratch:
 
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
         self._like, self._dtype = like, dtype
-        self._keeps = _computes_at_once(like)
+        # Who watches may hold on to these tensors, and other devices do the same better.
+        self._keeps = like.device.type == "cpu" and not is_watched(like)
         self._pieces: dict[str, Tensor] = {}
 
     def room(self, purpose: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
@@ -52,18 +55,6 @@ class Scratch:
     def __del__(self) -> None:
         for piece in self._pieces.values():
             _give_back(piece)
-
-
-def _computes_at_once(like: Tensor) -> bool:
-    """Whether nobody but plain torch on a CPU sees these tensors. A tracer or a dispatch mode, such
-    as that of selective checkpoints, may hold on to them, and other devices do the same better.
-    """
-    return (
-        like.device.type == "cpu"
-        and type(like) is Tensor
-        and torch._C._get_tracing_state() is None
-        and not torch._C._len_torch_dispatch_stack()
-    )
 
 
 def _take(size: int) -> Tensor:

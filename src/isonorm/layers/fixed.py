@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,11 +68,11 @@ class Merged(nn.Module):
     Inputs must have ``ndim`` axes (None: any): of others, that layer would mix the wrong one.
     """
 
-    num_features: Any = None  # the norm's
-
-    def __init__(self, into: str, ndim: int | None, act: nn.Module | None) -> None:
+    def __init__(
+        self, into: str, ndim: int | None, act: nn.Module | None, num_features: int
+    ) -> None:
         super().__init__()
-        self.into, self.ndim, self.act = into, ndim, act
+        self.into, self.ndim, self.act, self.num_features = into, ndim, act, num_features
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if self.ndim is not None and x.dim() != self.ndim:

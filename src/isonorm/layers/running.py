@@ -10,7 +10,7 @@ parameters are not part of it: they may be trained in eval, with statistics froz
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,20 @@ from .buffers import (
     check_momentum,
     wide_dtype,
 )
+
+
+class Source(NamedTuple):
+    """What the W of eval was derived from, and that W: another may be put in its place."""
+
+    running: Tensor
+    transform: Tensor | None
+    version: int | None  # of the running matrix; None where it does not tell
+    eps: float
+    operation: Operation
+
+    def is_still(self, before: Source) -> bool:
+        same = self.running is before.running and self.transform is before.transform
+        return same and self.version is not None and self[2:] == before[2:]
 
 
 class RunningTransform(WideBuffers):
@@ -75,9 +89,7 @@ class RunningTransform(WideBuffers):
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
         self._answers: dict[Hashable, Any] = {}  # see ``shortcut``
-        self._transform_source: tuple[Tensor, int | None, float, Operation] | None = (
-            None  # what W was derived from
-        )
+        self._transform_source: Source | None = None  # what W was derived from
 
         self.register_buffer("running_mean", None)
         self.register_buffer("running_cov", None)
@@ -169,10 +181,9 @@ class RunningTransform(WideBuffers):
         self.eval_transform = self._derived_transform()
         self._transform_source = self._present_source()
 
-    def _present_source(self) -> tuple[Tensor, int | None, float, Operation]:
-        """What W is derived from."""
+    def _present_source(self) -> Source:
         running = self._running_matrix()
-        return running, _version_of(running), self.eps, self.operation
+        return Source(running, self.eval_transform, _version_of(running), self.eps, self.operation)
 
     def _derived_transform(self) -> Tensor:
         # Out of inference mode, whose tensors could not be used in training's graphs later.
@@ -195,8 +206,9 @@ class RunningTransform(WideBuffers):
         assert self.eval_transform is not None
         if torch.compiler.is_compiling():
             return self.eval_transform
-        present, (source, *known) = self._present_source(), self._transform_source or (None, None)
-        if source is present[0] and known == [*present[1:]] and known[0] is not None:
+        if self._transform_source is not None and self._present_source().is_still(
+            self._transform_source
+        ):
             return self.eval_transform
         if transforms_active():  # statistics handed to a functional call belong to that call alone
             return self._derived_transform()

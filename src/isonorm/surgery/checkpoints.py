@@ -21,9 +21,9 @@ from .warmstart import warm_start
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 #: What wrappers put before every name.
 _WRAPPERS = ("module.", "_orig_mod.")
-AVERAGED = "n_averaged"
+_AVERAGED = "n_averaged"
 #: What no layer of torch keeps: without one of them a layer's version may be torch's.
-OWN_STATISTICS = {"running_cov", "running_whitening"}
+_OWN_STATISTICS = {"running_cov", "running_whitening"}
 
 
 class Loaded(NamedTuple):
@@ -86,7 +86,7 @@ def load_checkpoint(
         part = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
         if not part:
             continue
-        if format_of(part) == OWN and part.keys() & OWN_STATISTICS:
+        if format_of(part) == OWN and part.keys() & _OWN_STATISTICS:
             _check_version(name, layer, versions)
         try:
             loaded, own = _translate(name, layer, part, versions.get(name, {}))
@@ -132,8 +132,8 @@ def _state_of(
             versions = getattr(found, "_metadata", {})
             break
     state = {str(key): value for key, value in found.items()}
-    if AVERAGED in state and AVERAGED not in expected:  # of torch's AveragedModel
-        del state[AVERAGED]
+    if _AVERAGED in state and _AVERAGED not in expected:  # of torch's AveragedModel
+        del state[_AVERAGED]
     for wrapper in _WRAPPERS * 2:  # in either order
         if state and all(key.startswith(wrapper) for key in state):
             bare = {key.removeprefix(wrapper): value for key, value in state.items()}

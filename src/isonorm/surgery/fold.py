@@ -159,7 +159,8 @@ class _Folding:
         merge_after(self.modules[layer], norm, layer)
         if norm.act is None and not links.arguments(name):
             self.passing.add(name)
-        self._settle(name, "merged", self._place(layer, norm.act), into=layer, note=note)
+        place = self._place(name, layer, norm.act)
+        self._settle(name, "merged", place, into=layer, note=note)
 
     def _into_next(self, name: str, links: Links) -> None:
         if self.maps[name].act is not None:
@@ -180,7 +181,8 @@ class _Folding:
         note = self._untied(layer)
         merge_before(self.modules[layer], self.maps[name], layer, flattened=flattened)
         self.passing.add(name)
-        self._settle(name, "merged", self._place(layer, None, flattened), into=layer, note=note)
+        place = self._place(name, layer, None, flattened)
+        self._settle(name, "merged", place, into=layer, note=note)
 
     def _layer(self, found: tuple[str, ...], relation: str, links: Links) -> str:
         """The one layer to merge into."""
@@ -223,9 +225,13 @@ class _Folding:
         writes = getattr(module, "inplace", False)
         return isinstance(module, LAYERS) or is_norm(module) or (torchs and not writes)
 
-    def _place(self, layer: str, act: nn.Module | None, flattened: bool = False) -> Merged:
+    def _place(
+        self, name: str, layer: str, act: nn.Module | None, flattened: bool = False
+    ) -> Merged:
+        """What stands where a norm stood that is part of a layer now."""
         size = getattr(self.modules[layer], "kernel_size", ())
-        return Merged(layer, None if flattened else 2 + len(size), act)
+        ndim = None if flattened else 2 + len(size)
+        return Merged(layer, ndim, act, self.modules[name].num_features)  # type: ignore[arg-type]
 
     def _settle(
         self, name: str, became: str, new: nn.Module | None, *, into: str = "", note: str = ""
@@ -235,8 +241,6 @@ class _Folding:
         self.maps.pop(name, None)
         if new is None:
             return
-        if isinstance(new, Merged):
-            new.num_features = old.num_features
         self.modules[name] = new.eval()
         if old is self.model:
             self.model = new

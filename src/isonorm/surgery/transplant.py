@@ -156,9 +156,8 @@ def _share_parameters(
     for name, value in values.items():
         ours, theirs = getattr(norm, name), old._parameters.get(name)
         if theirs is None or theirs.shape != value.shape:
-            learned = theirs
-            if theirs is None and name == "color":
-                learned = old.recovery.gain
+            before = old.recovery.gain if name == "color" else None
+            learned = before if theirs is None else theirs
             ours.requires_grad_(learned is not None and learned.requires_grad)
             with torch.no_grad():
                 ours.copy_(value)

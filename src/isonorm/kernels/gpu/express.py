@@ -84,7 +84,7 @@ class Express:
         stream, at = self._way(self.forward_kernels, x, *given)
         p_x, p_parts = at(x), at(parts)
         mean, cov, w, memo = _places(self.kept, keep, stream)
-        running = (p_parts,) * 3 if averages is None else tuple([at(t) for t in averages])
+        running = None if averages is None else [at(t) for t in averages]
         _go(run.moments, stream, p_x, p_parts, mean)
         if run.sum_moments is not None:
             _go(run.sum_moments, stream, p_parts)

@@ -62,10 +62,12 @@ class Pass(NamedTuple):
     # The kernels of single channels have neither a memo nor a use for the covariance in backward.
     # Whoever launches asks here for the order, with tensors or with addresses.
 
-    def to_solve(self, total, mean, cov, w, memo, averages: Sequence) -> tuple:
-        """What ``root`` takes."""
+    def to_solve(self, total, mean, cov, w, memo, averages: Sequence | None = None) -> tuple:
+        """What ``root`` takes, and of single channels ``statistics``, too; where there are no
+        running averages, any tensor takes their places.
+        """
         kept = () if self.lay.diagonal else (memo,)
-        return (total, mean, cov, w, *kept, *averages)
+        return (total, mean, cov, w, *kept, *(averages or (total,) * 3))
 
     def to_differentiate(self, total, cov, w, memo, weight, outputs: Sequence) -> tuple:
         """What ``gradients`` takes; it leaves dγ, dβ, A, slope and shift."""

@@ -23,9 +23,6 @@ from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
 from .passes import Kinds, Pass, find_pass
 
-#: How many tensors running averages are: ``express`` has some, elsewhere any takes their places.
-AVERAGES = 3
-
 
 class Work(NamedTuple):
     """A block of an (N, C, S) input with its recovery, what is fused with it, and its kernels."""
@@ -93,12 +90,12 @@ def moments(work: Work, plan: Plan) -> Statistics:
     if not run.several_channels:
         cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
         if run.lay.diagonal:
-            run.statistics(total, mean, cov, cov, *AVERAGES * [total])
+            run.statistics(*run.to_solve(total, mean, cov, cov, None))
         else:
             run.statistics(total, mean, cov)
         return Statistics(run.m, mean, cov)
     variance = torch.empty_like(mean)
-    run.statistics(total, mean, variance, variance, *AVERAGES * [total])
+    run.statistics(*run.to_solve(total, mean, variance, variance, None))
     centre = mean.mean(1, keepdim=True)
     cov = (variance + (mean - centre).square()).mean(1)
     return Statistics(run.m, centre, cov.view(run.b, 1, 1))
@@ -117,7 +114,7 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
     w = torch.empty_like(cov)
     memo = x.new_empty(run.memo_shape, dtype=torch.float32)
-    run.root(*run.to_solve(total, mean, cov, w, memo, AVERAGES * [total]))
+    run.root(*run.to_solve(total, mean, cov, w, memo))
     return Statistics(run.m, mean, cov), (w, memo)
 
 
