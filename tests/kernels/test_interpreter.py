@@ -95,6 +95,10 @@ check_transforms()
 check_operators()
 check_tracers()
 check_compiled("aot_eager")
+
+from tests.weights import kernel_checks as weights
+weights.check_operator()
+weights.check_compiled(torch.float32, statistics_fraction=0.5)
 """,
 }
 

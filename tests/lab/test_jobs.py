@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -177,6 +178,16 @@ def test_what_ends_a_process_comes_back_from_it(tmp_path):
     with pytest.raises(ValueError, match="a sentence") as caught:
         jobs._receive(experiment, worker)
     assert caught.value.__notes__ == ["where it was raised"]
+
+
+def test_an_error_that_cannot_travel_sends_its_words():
+    error = ValueError("a sentence")
+    error.add_note("where it was raised")
+    assert jobs._portable(error) is error
+    error.frame = sys._getframe()  # as torch's compiler has it
+    found = jobs._portable(error)
+    assert str(pickle.loads(pickle.dumps(found))) == "ValueError: a sentence"
+    assert found.__notes__ == ["where it was raised"]
 
 
 def test_a_second_ctrl_c_leaves_no_process_behind(monkeypatch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from isonorm.lab.data import Mixup
 from isonorm.lab.models import SmallCNN
-from isonorm.lab.objective import CUDA_GRAPHS, Objective, compiling
+from isonorm.lab.objective import CUDA_GRAPHS, CompilerFailed, Objective, compiling
 
 STEPS = 12
 
@@ -102,6 +103,23 @@ def test_many_networks_are_compiled_each_with_its_graphs_for_training_and_testin
                 objective.train(training)
                 objective(torch.randn(size, 4), torch.zeros(size, dtype=torch.long))
     assert counter.frame_count == 2 * networks, "torch's own limit is 8"
+
+
+def test_a_compiler_that_fails_says_so_in_a_sentence_that_can_travel():
+    def refuse(graph, inputs):
+        raise ValueError("no such layout")
+
+    torch._dynamo.reset()
+    objective = Objective(nn.Linear(4, 3))
+    objective.compile(backend=refuse)
+    with (
+        pytest.raises(
+            CompilerFailed, match=r"\(ValueError: no such layout\): --compile no"
+        ) as caught,
+        compiling("default", nn.Identity()),
+    ):
+        objective(torch.randn(2, 4), torch.zeros(2, dtype=torch.long))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(CUDA_GRAPHS, 3), ("default", 0), (None, 0)])

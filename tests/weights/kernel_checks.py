@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
 from isonorm import EquiConv2d, kernels
 from isonorm.weights.balance import balanced_kernel
 from isonorm.weights.equilibrium import normalize_kernel
 
 DEVICE = "cpu" if kernels.INTERPRETING else "cuda"
+#: What compiles for it.
+BACKEND = "aot_eager" if kernels.INTERPRETING else "inductor"
 #: Relative to the largest element: the rounding of the output, and for float32 that of sums.
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
 R = 7
@@ -116,3 +119,48 @@ def check_layer(**options) -> None:
     state = layer.state_dict()
     assert state["num_batches_tracked"] == 2
     torch.testing.assert_close(state, other.state_dict())
+
+
+def check_compiled(dtype: torch.dtype, **options) -> None:
+    """Two layers compiled in one graph, with the operator inside: eager mode's outputs, gradients
+    and running statistics; in eval without a gradient torch's operators alone.
+    """
+    layers = nn.Sequential(
+        EquiConv2d(5, 6, 3, padding=1, **options), nn.ReLU(), EquiConv2d(6, 4, 3, groups=2)
+    )
+    model = layers.to(DEVICE, dtype)
+    other, targets = copy.deepcopy(model), []
+
+    def look(graph, inputs):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    for batch in (4, 7):
+        x = torch.rand(batch, 5, 6, 7, device=DEVICE, dtype=dtype, requires_grad=True)
+        compiled = torch.compile(model, fullgraph=True, backend=BACKEND)
+        y, z = compiled(x), other(x)
+        cotangent = torch.randn_like(y)
+        found = torch.autograd.grad(y, (x, *model.parameters()), cotangent)
+        expected = torch.autograd.grad(z, (x, *other.parameters()), cotangent)
+        # Convolutions of float32 are TF32 on a GPU, on kernels that differ in their last bit.
+        for a, b in zip((y, *found), (z, *expected), strict=True):
+            torch.testing.assert_close(a, b, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(model.state_dict(), other.state_dict())
+    torch.compile(model, fullgraph=True, backend=look)(x)
+    assert any("isonorm.equilibrium" in target for target in targets), targets
+    targets.clear()
+    with torch.no_grad():
+        torch.compile(model.eval(), fullgraph=True, backend=look)(x)
+    assert targets and not any("isonorm" in target for target in targets), targets
+
+
+def check_operator() -> None:
+    """The operator as torch's own checks see it, where kernels take it and where they do not."""
+    for dtype in (torch.float32, torch.float64):
+        for through_v in (True, False):
+            w, v, gamma = draw((4, 3, 3, 3), 2, dtype, True)
+            w, gamma, v = w.requires_grad_(), gamma.requires_grad_(), v.requires_grad_(through_v)
+            for scales in (gamma, None):
+                torch.library.opcheck(
+                    torch.ops.isonorm.equilibrium.default, (w, v, scales, 2, True, R)
+                )

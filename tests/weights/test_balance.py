@@ -13,9 +13,11 @@ from tests.weights.kernel_checks import (
     FALLBACKS,
     SHAPES,
     TOLERANCE,
+    check_compiled,
     check_fallbacks,
     check_kernels,
     check_layer,
+    check_operator,
 )
 
 FORMS = pytest.mark.parametrize("single_pass", [False, True], ids=["exact", "single-pass"])
@@ -125,3 +127,16 @@ def test_fallbacks_of_the_kernels(single_pass):
 )
 def test_layers_on_the_kernels(options):
     check_layer(**options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_layers_compiled(dtype):
+    torch._dynamo.reset()
+    check_compiled(dtype)
+    check_compiled(dtype, single_pass=False, affine=False, statistics_fraction=0.5)
+
+
+@pytest.mark.gpu
+def test_operator():
+    check_operator()

@@ -133,8 +133,8 @@ def has_room_for_activation(operation: Operation, area: Area, x: Tensor) -> bool
     return needed <= _shared_memory(x.device)
 
 
-def _why_reference(operation: Operation) -> str | None:
-    """What only the reference can do here, if anything."""
+def why_not_explicit() -> str | None:
+    """What around a layer only the reference can do, if anything."""
     if transforms_active():
         return "a torch.func transform is active, which the explicit path has no rule for"
     # The flag itself: inside a compiler some versions answer is_exporting() with True.
@@ -142,6 +142,14 @@ def _why_reference(operation: Operation) -> str | None:
         return "an export wants operators of torch alone"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active, which the explicit path has no rule for"
+    return None
+
+
+def _why_reference(operation: Operation) -> str | None:
+    """What only the reference can do here, if anything."""
+    reason = why_not_explicit()
+    if reason is not None:
+        return reason
     if not operation.is_quadratic:
         # The compiler of torch 2.8 can call this, but not trace the built-in repr.
         return f"{operation.__repr__()} is not made of means and covariances"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from . import figures, run_files
 from .experiment import Experiment, Trial, do
 from .jobs import WorkerLost, side_by_side
+from .objective import CompilerFailed
 from .pages import run as run_page
 from .progress import Progress
 from .train import Result
@@ -38,7 +39,7 @@ def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Exper
         experiment.status = "finished"
     except KeyboardInterrupt:
         experiment.status = "interrupted"
-    except WorkerLost:
+    except (WorkerLost, CompilerFailed):
         experiment.status = "interrupted"
         run_files.write(experiment, fabric)
         raise

@@ -8,6 +8,7 @@ training is next, and what becomes of its result, is decided here.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -174,7 +175,18 @@ def _work(experiment: Experiment, pipe: Connection) -> None:
     except Exception as error:
         error.add_note(f"In the process that trained:\n{traceback.format_exc()}")
         with suppress(OSError):  # it may be that nobody is left to be told
-            pipe.send(error)
+            pipe.send(_portable(error))
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that can travel: itself, or where it holds on to what cannot, its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        plain.__notes__ = error.__notes__
+        return plain
+    return error
 
 
 def _next(pipe: Connection) -> Trial | None:

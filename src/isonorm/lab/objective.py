@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,10 @@ CUDA_GRAPHS = "reduce-overhead"  # torch.compile's word for them
 _MOST_GRAPHS = 256
 
 
+class CompilerFailed(RuntimeError):
+    """torch's compiler could not do what it was asked to; the message is for the user."""
+
+
 @contextmanager
 def compiling(mode: str | None, module: nn.Module) -> Iterator[None]:
     """Around a training whose ``module`` calls a compiled objective; nothing without a mode."""
@@ -27,6 +32,7 @@ def compiling(mode: str | None, module: nn.Module) -> Iterator[None]:
         yield
         return
     from torch._dynamo import config
+    from torch._dynamo.exc import TorchDynamoException
 
     # With CUDA graphs, a step's outputs lie where the next step's will: each call of the module is
     # a new step, and what the last one gave has been used by then.
@@ -37,8 +43,23 @@ def compiling(mode: str | None, module: nn.Module) -> Iterator[None]:
     try:
         with config.patch(limits):
             yield
+    except TorchDynamoException as error:
+        raise CompilerFailed(
+            f"torch's compiler failed ({_reason(error)}): --compile no trains without it."
+        ) from error
     finally:
         new_step.remove()
+
+
+def _reason(error: Exception) -> str:
+    """The line of a compiler's long message that says what happened: the last that names an error.
+
+    >>> _reason(RuntimeError("backend failed:\\nTraceback …\\nValueError: too large\\n\\nSet …"))
+    'ValueError: too large'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Failed): ", line)]
+    return [type(error).__name__, *lines[:1], *telling][-1].rstrip(".")
 
 
 class Objective(nn.Module):

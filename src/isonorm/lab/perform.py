@@ -12,6 +12,7 @@ from .conduct import conduct
 from .data import DataSet
 from .experiment import Experiment
 from .jobs import WorkerLost
+from .objective import CompilerFailed
 from .output import console_for_results, fail, say
 from .pages.run import REPORT
 from .presentation import print_verdicts, results_table, stopped
@@ -43,7 +44,7 @@ def perform(experiment: Experiment, *, name: str | None) -> None:
         conduct(experiment, fabric, progress)
     except ValueError as error:
         fail(str(error), code=2)
-    except WorkerLost as error:
+    except (WorkerLost, CompilerFailed) as error:
         fail(str(error), code=1)
     except OSError as error:
         place = error.filename or experiment.folder

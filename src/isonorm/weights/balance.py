@@ -3,7 +3,7 @@
 ``reference``  ``equilibrium.normalize_kernel``: plain, differentiable torch; right under every
                transform, compiler and tracer, at the price of many small operations
 ``torch``      the explicit forward and backward in plain torch, on a CPU
-``triton``     the same as one kernel each, on a GPU
+``triton``     the same as one kernel each, on a GPU; for a compiler, inside an operator
 
 A backward that is itself to be differentiated differentiates the reference.
 """
@@ -19,9 +19,9 @@ from torch.autograd import forward_ad
 from .. import kernels
 from ..kernels.autograd import is_batched
 from ..layers.buffers import average_batch
-from . import explicit
-from .equilibrium import check_sums, normalize_kernel
-from .explicit import Form, Kept
+from . import explicit, operators
+from .equilibrium import check_sums
+from .explicit import Form, Kept, by_reference, differentiated
 
 if TYPE_CHECKING:
     from .gpu import Balancing
@@ -40,25 +40,41 @@ def balanced_kernel(
 ) -> Tensor:
     """γ·w″ for the input's sums v and what they are sums of.
 
+    >>> from isonorm.weights.equilibrium import normalize_kernel
     >>> w, v = torch.randn(4, 3, 5, 5), torch.rand(3)
     >>> torch.allclose(balanced_kernel(w, v, 10), normalize_kernel(w, v / 10), atol=1e-5)
     True
     """
-    if _is_open(w, v, gamma):
-        form = Form(groups, single_pass, r)
+    form = Form(groups, single_pass, r)
+    if torch.compiler.is_compiling():
+        if _trains_on_a_gpu(w):
+            check_sums(w, v, groups)
+            return operators.balanced(w, v, gamma, form)
+    elif _is_open(w, v, gamma):
         if _takes_kernels(w):
-            step = _settled(w, v, gamma, form)
+            step = operators.settled(w, v, gamma, form)
             if step is not None:
                 return _Kernels.apply(w, v, gamma, step, form)  # type: ignore[return-value]
         elif w.is_cpu and v.is_cpu and w.numel():
             check_sums(w, v, groups)
             return _Explicit.apply(w, v, gamma, form)  # type: ignore[return-value]
-    return _by_reference(w, v, gamma, Form(groups, single_pass, r))
+    return by_reference(w, v, gamma, form)
+
+
+def _trains_on_a_gpu(w: Tensor) -> bool:
+    """Whether a compiler is to call the operator: for inference, and on a CPU, it does as well by
+    itself.
+    """
+    if not kernels.HAS_TRITON or kernels.requested() in ("reference", "torch"):
+        return False
+    if not (w.is_cuda or kernels.INTERPRETING) or not (w.requires_grad and torch.is_grad_enabled()):
+        return False
+    return kernels.why_not_explicit() is None
 
 
 def _is_open(w: Tensor, v: Tensor, gamma: Tensor | None) -> bool:
-    """Whether nothing around asks for the reference: a compiler, which fuses it by itself, a
-    transform, somebody who records operations, a tensor that is more than one.
+    """Whether nothing around asks for the reference: a compiler, a transform, somebody who records
+    operations, a tensor that is more than one.
     """
     if torch.compiler.is_compiling() or type(v) not in _PLAIN or type(w) not in _PLAIN:
         return False
@@ -98,20 +114,6 @@ def _takes_kernels(t: Tensor) -> bool:
     return t.get_device() == torch._C._cuda_getDevice() if t.is_cuda else kernels.INTERPRETING
 
 
-def _settled(w: Tensor, v: Tensor, gamma: Tensor | None, form: Form) -> Balancing | None:
-    """The kernels for such tensors; None where they do not take them."""
-    from .gpu import settle
-
-    here, scales = w.get_device(), None
-    if v.get_device() != here or not v.is_contiguous():
-        return None
-    if gamma is not None:
-        scales = gamma.dtype
-        if gamma.get_device() != here or gamma.numel() != w.shape[0] or not gamma.is_contiguous():
-            return None
-    return settle(w.shape, w.stride(), w.dtype, v.shape, v.dtype, scales, form, here)
-
-
 class _Explicit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, w, v, gamma, form: Form):
@@ -119,7 +121,7 @@ class _Explicit(torch.autograd.Function):
         ctx.form = form
         if found is None:
             ctx.save_for_backward(w, v, gamma)
-            return _by_reference(w, v, gamma, form)
+            return by_reference(w, v, gamma, form)
         kernel, kept = found
         ctx.save_for_backward(w, v, gamma, *kept)
         return kernel
@@ -152,18 +154,5 @@ class _Kernels(torch.autograd.Function):
         return *ctx.step.backward(grad, w, v, gamma, kept, through_v), None, None
 
 
-def _by_reference(w: Tensor, v: Tensor, gamma: Tensor | None, form: Form) -> Tensor:
-    options = {"groups": form.groups, "single_pass": form.single_pass}
-    return normalize_kernel(w, v / form.r, gamma, **options)
-
-
 def _differentiated(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The same gradients by differentiating the reference: as a graph where one is wanted."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Aliases: a gradient asked of v itself would run on, through its history.
-        own = [None if t is None else t.view_as(t) for t in ctx.saved_tensors[:3]]
-        kernel = _by_reference(*own, ctx.form)  # type: ignore[arg-type]
-    wanted = [t for t in own if t is not None and t.requires_grad]
-    grads = iter(torch.autograd.grad(kernel, wanted, grad, create_graph=create_graph))
-    return tuple(next(grads) if t is not None and t.requires_grad else None for t in own)
+    return differentiated(ctx.saved_tensors[:3], ctx.form, grad, torch.is_grad_enabled())

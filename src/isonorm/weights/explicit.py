@@ -17,6 +17,7 @@ and the reference decides. To know costs a look at two numbers: nothing on a CPU
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..statistics import working_dtype
-from .equilibrium import CANCELLED, negligible
+from .equilibrium import CANCELLED, negligible, normalize_kernel
 
 
 class Form(NamedTuple):
@@ -88,3 +89,23 @@ def backward(grad: Tensor, w: Tensor, kept: Kept, r: int) -> tuple[Tensor, Tenso
     dw = (grad * scale).addcmul_(both, u)
     dv = (both * z).sum((1, 3)).div_(r)
     return dw.reshape(w.shape).to(w.dtype), dv.view(-1), dgamma.view(-1)
+
+
+def by_reference(w: Tensor, v: Tensor, gamma: Tensor | None, form: Form) -> Tensor:
+    options = {"groups": form.groups, "single_pass": form.single_pass}
+    return normalize_kernel(w, v / form.r, gamma, **options)
+
+
+def differentiated(
+    given: Sequence[Tensor | None], form: Form, grad: Tensor, create_graph: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients by w, v and γ by differentiating the reference: as a graph where one is
+    wanted.
+    """
+    with torch.enable_grad():
+        # Aliases: a gradient asked of v itself would run on, through its history.
+        own = [None if t is None else t.view_as(t) for t in given]
+        kernel = by_reference(*own, form)  # type: ignore[arg-type]
+    wanted = [t for t in own if t is not None and t.requires_grad]
+    grads = iter(torch.autograd.grad(kernel, wanted, grad, create_graph=create_graph))
+    return tuple(next(grads) if t is not None and t.requires_grad else None for t in own)
