@@ -58,6 +58,13 @@ def test_the_evidence_is_in_the_papers_units(found):
     assert str(verdict) == "holds: Better. (good 11 ± 1.4% against bad 21 ± 1.4%)"
 
 
+def test_the_evidence_says_where_there_is_one_seed(found):
+    verdict = judge(Claim("Better.", "alone", "lost"), found, "median")
+    assert str(verdict) == "holds: Better. (alone 15% against lost inf%, one seed)"
+    assert judge(Claim("Better.", "alone", 0.3), found).evidence.endswith("30%, one seed")
+    assert "one seed" not in judge(Claim("Better.", "alone", "bad"), found).evidence
+
+
 def test_measures_follow_their_definitions(make_result):
     losses = [4.0] * 5 + [2.0] * 15
     result = make_result(losses, [0.8, 0.6] + [0.1] * 18)

@@ -116,6 +116,8 @@ def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
         f"{_text(claim.lower, claim.measure, low, spread)} against "
         f"{_text(claim.higher, claim.measure, high, spread)}"
     )
+    if _single_training(claim, results):
+        evidence += ", one seed"
     difference = middle(high) + claim.margin - middle(low)
     if math.isnan(difference):  # both diverged, or nothing was measured
         return Verdict(claim, "undecided", evidence)
@@ -123,6 +125,12 @@ def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
     if abs(difference) < error or difference == 0:
         return Verdict(claim, "undecided", evidence)
     return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
+
+
+def _single_training(claim: Claim, results: Results) -> bool:
+    """Whether chance alone may have put two trainings in this order."""
+    sides = [results[side] for side in (claim.lower, claim.higher) if isinstance(side, str)]
+    return all(len(side) == 1 and isinstance(side[0], Result) for side in sides)
 
 
 def _values(side: str | float, name: str, results: Results) -> list[float]:
@@ -154,7 +162,7 @@ def _text(side: str | float, name: str, values: Sequence[float], spread: Spread)
     unit = "%" if percent else ""
     if not isinstance(side, str):
         return f"{numbers[0]:.4g}{unit}"
-    if spread == "median":
+    if spread == "median" and len(numbers) > 1:
         return f"{side} {median(numbers):.4g}{unit}, the median"
     deviation = (
         f" ± {stdev(numbers):.2g}" if len(numbers) > 1 and math.isfinite(sum(numbers)) else ""
