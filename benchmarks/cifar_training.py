@@ -136,9 +136,8 @@ def record(options: argparse.Namespace, course: Course) -> dict:
         words += [] if value is None else [f"--{name}", str(value)]
     words += ["--backends", *options.backends] if options.word == "curves" else []
     words += ["--quick"] if options.quick else []
-    content = origin("benchmarks.cifar", words)
-    if course.machine.device.startswith("cuda"):
-        content["hardware"]["gpu"] = torch.cuda.get_device_name(course.machine.device)
+    device = course.machine.device
+    content = origin("benchmarks.cifar", words, gpu=device if device.startswith("cuda") else None)
     about = course.configuration(ITERNORM).describe()
     train, test = len(course.data.train_labels), len(course.data.test_labels)
     images = f"{train} to train on, {test} to test on"

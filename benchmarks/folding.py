@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -23,7 +21,7 @@ import isonorm
 from isonorm.lab.models import create_model
 
 from .measure import ratio, spread, take_turns
-from .report import command, hardware, versions, write
+from .report import origin, write
 
 UNFOLDED, FOLDED, WITHOUT = "unfolded", "folded", "without norms"
 
@@ -85,13 +83,7 @@ def main() -> None:
             f"{name:14} {time.median * 1e3:7.1f} ms ({time.lower * 1e3:.1f}–{time.upper * 1e3:.1f})"
             f"  {ratios[name].median:.3f} × without norms"
         )
-    record = {
-        "command": command("benchmarks.folding", sys.argv[1:]),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": hardware(),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    record = origin("benchmarks.folding", sys.argv[1:]) | {
         "network": f"resnet50, {args.norm}",
         "shape": list(x.shape),
         "rounds": args.rounds,

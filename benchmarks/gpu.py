@@ -25,7 +25,7 @@ from torch import Tensor
 
 import isonorm
 
-from .report import hardware, versions, write
+from .report import origin, write
 
 RESNET50 = [
     (64, 112), (64, 56), (128, 56), (256, 56), (128, 28), (256, 28), (512, 28),
@@ -38,6 +38,8 @@ RESNET50 = [
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32-high": 4e-3, "float32-highest": 5e-5}
 
 Step = Callable[[], object]
+#: Measurements of a step, of which the median counts.
+ROUNDS = 15
 
 
 def copy_bandwidth() -> float:
@@ -47,7 +49,7 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() * 2 / replay_seconds(lambda: torch.neg(source, out=target))
 
 
-def replay_seconds(step: Step, rounds: int = 15, least: float = 0.02) -> float:
+def replay_seconds(step: Step, rounds: int = ROUNDS, least: float = 0.02) -> float:
     """Median seconds of a step, captured in a CUDA graph and replayed."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -204,9 +206,13 @@ def main() -> None:
     print(f"copy bandwidth {args.bandwidth / 1e12:.2f} TB/s, {args.dtype}, group {args.group_size}")
     shapes = [tuple(map(int, s.split(","))) for s in args.shapes] if args.shapes else RESNET50
     rows: list[dict] = []
-    where = hardware() | {"gpu": torch.cuda.get_device_name()}
     arguments = {key: value for key, value in vars(args).items() if key != "out"}
-    record = {"hardware": where, "versions": versions(), "arguments": arguments, "rows": rows}
+    record = origin("benchmarks.gpu", sys.argv[1:], gpu="cuda")
+    record |= {
+        "how": f"us: median of {ROUNDS} rounds of replays of a step captured in a CUDA graph",
+        "arguments": arguments,
+        "rows": rows,
+    }
     for layout in args.layouts:
         for c, h in shapes:
             shape = (args.batch, c, h, h)

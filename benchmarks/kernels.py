@@ -28,7 +28,7 @@ from isonorm.area import flat
 from isonorm.kernels.plan import Plan, make_plan
 
 from .gpu import RESNET50, copy_bandwidth, make_input
-from .report import hardware, versions, write
+from .report import origin, write
 
 Step = Callable[[], object]
 
@@ -238,11 +238,10 @@ def main() -> None:
         del kernels
         torch.cuda.empty_cache()
     if share is None:
-        where = hardware() | {"gpu": torch.cuda.get_device_name()}
         arguments = {key: value for key, value in vars(args).items() if key != "out"}
         arguments["bandwidth"] = bandwidth
-        record = {"hardware": where, "versions": versions(), "arguments": arguments, "rows": rows}
-        write(record, args.out)
+        record = origin("benchmarks.kernels", sys.argv[1:], gpu="cuda")
+        write(record | {"arguments": arguments, "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

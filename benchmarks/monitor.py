@@ -10,7 +10,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from isonorm.analysis import Monitor
 from isonorm.lab.models import CifarResNet
 
 from .measure import Spread, Step, ratio, take_turns
-from .report import command, hardware, versions, write
+from .report import origin, write
 
 EVERY = 100
 LIMIT = 0.03  # of the training time
@@ -85,13 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"a {name} every {EVERY} steps costs {share:.2%} of the training time")
     passed = costs["look"] < LIMIT
     if given.out is not None:
-        content = {
-            "command": command("benchmarks.monitor", arguments),
-            "made": datetime.now(UTC).isoformat(timespec="seconds"),
-            "hardware": hardware(),
-            "versions": versions(),
-            "threads": given.threads,
-            "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        content = origin("benchmarks.monitor", arguments) | {
             "network": f"CifarResNet(20, norm={given.norm!r})",
             "batch_size": given.batch_size,
             "rounds": given.rounds,

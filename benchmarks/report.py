@@ -9,11 +9,12 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+import isonorm
 
 from .cases import BATCHED, BATCHNORM, LOOPED, NUM_ITERS, Case
 from .measure import Spread, ratio, spread
@@ -153,12 +154,13 @@ def command(module: str, arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", module, *words])
 
 
-def origin(module: str, arguments: Sequence[str]) -> dict:
-    """Where a record comes from: its command, machine, versions and load."""
+def origin(module: str, arguments: Sequence[str], gpu: torch.device | str | None = None) -> dict:
+    """Where a record comes from: its command, machine (with the GPU it used), versions and load."""
+    used = {} if gpu is None else {"gpu": torch.cuda.get_device_name(gpu)}
     return {
         "command": command(module, arguments),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": hardware(),
+        "hardware": hardware() | used,
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
@@ -204,10 +206,7 @@ def _cpu_name() -> str:
 
 
 def versions() -> dict:
-    try:
-        own = version("isonorm")
-    except PackageNotFoundError:  # run from a checkout that is on the path but not installed
-        own = "not installed"
+    own = isonorm.__version__
     return {"python": platform.python_version(), "torch": torch.__version__, "isonorm": own}
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import isonorm
 from isonorm.lab.models import create_model
 
-from .report import hardware, versions, write
+from .report import origin, write
 
 #: How the networks are run; each is compared with its like.
 MODES = {
@@ -84,7 +84,7 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--group-size", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=10, help="steps a repetition")
+    parser.add_argument("--steps", type=int, default=10, help="steps per repetition")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--out", type=Path, default=Path("records/resnet50.json"))
@@ -95,9 +95,8 @@ def main() -> None:
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (args.batch,), device="cuda")
     rates: dict[str, float] = {}
-    where = hardware() | {"gpu": torch.cuda.get_device_name()}
     arguments = {name: value for name, value in vars(args).items() if name != "out"}
-    record = {"hardware": where, "versions": versions(), "arguments": arguments}
+    record = origin("benchmarks.resnet50", sys.argv[1:], gpu="cuda") | {"arguments": arguments}
     record["images_per_second"] = rates
     for mode in args.modes:
         for norm in NORMS:

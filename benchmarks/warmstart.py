@@ -26,7 +26,7 @@ from isonorm.lab.data import DataSet, digits
 from isonorm.lab.plan import Plan
 from isonorm.lab.train import error_on_test_set, seeded, train
 
-from .report import command, hardware, versions, write
+from .report import origin, write
 
 BATCH = 64
 TARGETS: dict[str, Callable[..., nn.Module]] = {"IterNorm": isonorm.IterNorm, "DBN": isonorm.DBN}
@@ -104,10 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name, rows in found.items()
     }
     _show(results, before, again)
-    content = {
-        "command": command("benchmarks.warmstart", arguments or sys.argv[1:]),
-        "hardware": hardware(),
-        "versions": versions(),
+    content = origin("benchmarks.warmstart", arguments or sys.argv[1:]) | {
         "arguments": {name: value for name, value in vars(args).items() if name != "out"},
         "batch_size": BATCH,
         "n": args.seeds,

@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from isonorm import area as areas
 from isonorm.statistics import (
     Statistics,
-    group_name,
     join_matrices,
     join_vectors,
     measure,
     merge,
-    resolve_group,
     split_statistics,
     working_dtype,
 )
+from isonorm.synchronization import group_name, resolve_group
 
 B, D, M = 3, 4, 90
 

@@ -1,5 +1,5 @@
-"""isonorm: batch whitening at the price of BatchNorm, and every normalization as area ×
-operation × recovery.
+"""isonorm: batch whitening at BatchNorm's price on a GPU, and normalizations as area × operation ×
+recovery.
 """
 
 from . import analysis as analysis
@@ -41,3 +41,5 @@ from .weights import EquiConv1d as EquiConv1d
 from .weights import EquiConv2d as EquiConv2d
 from .weights import EquiConv3d as EquiConv3d
 from .weights import EquiLinear as EquiLinear
+
+__version__ = "0.1.0"

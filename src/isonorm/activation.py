@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 ACTIVATIONS = {"identity": lambda y: y, "relu": F.relu, "silu": F.silu}
+#: Those that do something, as modules.
+MODULES = {"relu": nn.ReLU, "silu": nn.SiLU}
 
 
 def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
@@ -13,3 +15,8 @@ def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
     if residual is not None:
         y = (y + residual).to(y.dtype)
     return ACTIVATIONS[act](y) if act else y
+
+
+def as_module(act: str | None) -> nn.Module | None:
+    """A layer's ``act`` as a module; None where there is nothing to do."""
+    return None if act in (None, "identity") else MODULES[act]()

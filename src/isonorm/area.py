@@ -97,7 +97,9 @@ class Area:
 
     @property
     def whitens(self) -> bool:
-        """Whether a problem has features that can be decorrelated."""
+        """Whether whitening is defined: not for one feature, and not for batch_group, which the
+        survey has for standardization alone.
+        """
         return self.features != "one" and self.name != "batch_group"
 
     def num_features(self, num_channels: int) -> int:
@@ -154,7 +156,7 @@ class Area:
         for block in self.partition(channels):
             b, d, _ = self.problem_shape(block, batch, positions)
             found.append(Place(block, slice(start, start + b), d))
-            start = start + b  # a tracer's sizes are tensors, which += would change behind us
+            start = start + b  # not +=, which changes a tracer's sizes, tensors, in place
         return found
 
     def statistic_shape(self, view_shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,23 +1,28 @@
 """Normalization as functions: tensors in, (y, statistics) out, nothing remembered.
 
 ``normalize`` is the survey's Algorithm 1, X̃ = Π⁻¹(Ψ(Φ(Π(X)))), with Φ in its three steps;
-everything else in the package is a composition, a state or a speed of it.
+everything else in the package composes it, adds state to it, or makes it faster.
 
 Index legend: b problems, d features, m samples.
 """
 
 from __future__ import annotations
 
-from math import inf
-
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from . import area as areas
 from . import operation as operations
-from .activation import ACTIVATIONS, finish
+from .activation import finish
 from .area import Area
+from .checks import (
+    check_composition,
+    check_count,
+    check_input,
+    check_options,
+    check_recovery,
+    check_synchronizable,
+)
 from .kernels import (
     autograd,
     choose,
@@ -29,15 +34,8 @@ from .kernels import (
 from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
-from .statistics import (
-    Statistics,
-    group_name,
-    is_shared,
-    join_matrices,
-    join_vectors,
-    no_autocast,
-    working_dtype,
-)
+from .statistics import Statistics, join_matrices, join_vectors, no_autocast, working_dtype
+from .synchronization import group_name, is_shared
 
 
 def normalize(
@@ -164,100 +162,6 @@ def normalize_with_transform(
     return Result(finish(y, None if fused else act, residual), statistics, transform)
 
 
-def check_input(x: Tensor, residual: Tensor | None = None) -> None:
-    if x.dim() < 2:
-        raise ValueError(
-            f"expected input (N, C, *) with at least 2 dimensions; got shape {tuple(x.shape)}."
-        )
-    if not x.is_floating_point():
-        raise TypeError(
-            f"expected a floating-point input; got {x.dtype}: convert it first, for example with "
-            ".float()."
-        )
-    if residual is not None and residual.shape != x.shape:
-        raise ValueError(
-            f"residual must have the input's shape {tuple(x.shape)}, as it is added to the output; "
-            f"got {tuple(residual.shape)}."
-        )
-
-
-def check_composition(area: Area, operation: Operation) -> None:
-    if operation.is_matrix and not area.whitens:
-        raise ValueError(
-            f"area {area!r} has no features to whiten; use operation='standardize' with it, "
-            "or one of the areas batch, instance and group."
-        )
-
-
-def check_synchronizable(area: Area, operation: Operation) -> None:
-    if not area.spans_batch:
-        raise ValueError(
-            f"area {area!r} stays within an example, so there is nothing to share across ranks: "
-            "leave process_group out."
-        )
-    if operation.scales and not operation.is_quadratic:
-        raise ValueError(
-            f"{operation!r} cannot be synchronized across ranks; use p=2, or leave process_group "
-            "out."
-        )
-    check_no_transform()
-
-
-def check_no_transform() -> None:
-    """Refuses collectives where their derivatives would be silently wrong."""
-    if transforms_active() or forward_ad._current_level >= 0:
-        raise RuntimeError(
-            "a synchronized normalization has no rule for torch.func transforms and forward-mode "
-            "differentiation; leave process_group out there."
-        )
-
-
-def check_options(eps: float, act: str | None) -> None:
-    # Tuples here and below, not unions, which the compiler of torch 2.8 cannot trace.
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
-        raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
-    if act is not None and act not in ACTIVATIONS:
-        raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
-
-
-def check_recovery(recovery: Recovery, area: Area, channels: int) -> None:
-    if not isinstance(recovery, (Affine, Coloring)):
-        raise TypeError(
-            "recovery must be None, isonorm.recovery.Affine(weight, bias) or Coloring(color, bias);"
-            f" got {recovery!r}."
-        )
-    vectors = (recovery.weight if isinstance(recovery, Affine) else None, recovery.bias)
-    for name, vector in zip(("weight", "bias"), vectors, strict=True):
-        if vector is not None and vector.shape != (channels,):
-            raise ValueError(
-                f"{name} must have shape ({channels},), one number a channel; "
-                f"got {tuple(vector.shape)}."
-            )
-    if isinstance(recovery, Coloring):
-        blocks = area.partition(channels)
-        expected = (sum(block.groups for block in blocks), blocks[0].size, blocks[0].size)
-        if recovery.color.shape != expected:
-            raise ValueError(
-                f"color must have shape {expected}, a matrix for each group of channels of area "
-                f"{area!r}; got {tuple(recovery.color.shape)}."
-            )
-
-
-def check_count(x: Tensor, plan: Plan, statistics: Statistics | None) -> None:
-    """Refuses to center one value by itself. A synchronized rank may hold one value, or none, of
-    many.
-    """
-    if statistics is not None or not plan.operation.centers or plan.group or x.numel() == 0:
-        return
-    _, _, _, m = plan.problem_shapes(*areas.flat_shape(x))[0]
-    if m == 1:
-        raise ValueError(
-            "expected more than one value to normalize together; got one, with area "
-            f"{plan.area!r} and input "
-            f"(N, C, positions) = {areas.flat_shape(x)}: use a larger input."
-        )
-
-
 def _inside(recovery: Recovery, area: Area, backend: str) -> bool:
     """Whether the explicit path applies a recovery itself: where it folds into the problem's
     matrix, and where there is none (kernels) or the recovery has none (plain torch).
@@ -342,7 +246,7 @@ def _product(matrix: Tensor, view: Tensor, has_positions: bool) -> Tensor:
     """A (K, c, c) matrix with the channels of an (N, K, c, S) view."""
     if has_positions:
         return matrix @ view
-    columns = view.squeeze(-1).transpose(0, 1) @ matrix.mT  # one product, not one an example
+    columns = view.squeeze(-1).transpose(0, 1) @ matrix.mT  # one product, not one per example
     return columns.transpose(0, 1).unsqueeze(-1)
 
 

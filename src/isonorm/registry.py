@@ -77,10 +77,10 @@ def register_norm(layer: type[Layer], *, paper: str = "") -> type[Layer]:
     isonorm's own layers are taken.
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
-        raise TypeError(f"register_norm takes a class of torch.nn.Module; got {layer!r}.")
+        raise TypeError(f"register_norm takes a subclass of torch.nn.Module; got {layer!r}.")
     name = layer.__name__.lower()
     if any(name == entry.layer.__name__.lower() for entry in _ENTRIES):
-        raise ValueError(f"{name!r} is the name of a layer of isonorm: call the class otherwise.")
+        raise ValueError(f"{name!r} is already the name of an isonorm layer: rename the class.")
     REGISTRY[name] = Entry(layer, paper)
     return layer
 

@@ -155,7 +155,7 @@ def test_a_network_for_other_classes_is_refused(data):
     ("settings", "sentence"),
     [
         ({"norms": ("plain", "equinrom")}, "called 'equinrom': .*equinorm, equinorm-quarter"),
-        ({"norms": ("equinorm:momentum=1",)}, "equinorm is no norm between layers and takes no"),
+        ({"norms": ("equinorm:momentum=1",)}, "equinorm is not a norm between layers and takes no"),
         ({"schedule": "cosine"}, "schedule must be one of constant, steps, superconvergence"),
         ({"spread": "mode"}, "spread must be one of mean, median; got 'mode'"),
         ({"threshold": 95}, "such as 0.95; got 95"),

@@ -102,7 +102,7 @@ def test_figures_are_drawn_anew_from_records(tmp_path):
     assert missing.exit_code == 2 and "run the study without --redraw" in missing.stderr
     record.write_text("{")
     broken = command("equinorm2018-fig1", "--redraw", "--out", str(tmp_path))
-    assert broken.exit_code == 2 and "this is no record" in broken.stderr
+    assert broken.exit_code == 2 and "this is not a record" in broken.stderr
 
 
 def test_an_unknown_name_is_refused_in_one_sentence(tmp_path):

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from ..layers import Normalize
+from ..layers.kinds import NORMS
 from ..weights import EquiLinear
 from ._state import undisturbed
 
@@ -21,13 +20,8 @@ from ._state import undisturbed
 Layers = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 Result = TypeVar("Result")
 
-_NORMS = (Normalize, _NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm)
 _LINEAR = (nn.Linear, EquiLinear)
 _WEIGHTED = (*_LINEAR, _ConvNd)  # _ConvNd: EquiConv*d, too
-
-
-def is_norm(module: nn.Module) -> bool:
-    return isinstance(module, _NORMS)
 
 
 def is_weighted(module: nn.Module) -> bool:
@@ -38,7 +32,7 @@ def is_weighted(module: nn.Module) -> bool:
 def select_layers(
     model: nn.Module,
     layers: Layers = None,
-    default: Callable[[nn.Module], bool] = lambda module: isinstance(module, _NORMS + _WEIGHTED),
+    default: Callable[[nn.Module], bool] = lambda module: isinstance(module, NORMS + _WEIGHTED),
 ) -> dict[str, nn.Module]:
     """The chosen layers by name, in the model's order.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..surgery.freezing import is_frozen
+from ..surgery.freezing import modes_kept
 
 _RUNNING = ("running_", "num_batches_tracked")
 
@@ -82,18 +82,10 @@ def observed(model: nn.Module, *, train: bool) -> Iterator[nn.Module]:
     """``undisturbed``, all of the model in training mode or in eval, and as it was, module by
     module, after the block.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    frozen = [module.__dict__["train"] for module in model.modules() if is_frozen(module)]
-    wanted = [(change, change.wanted) for change in frozen]  # what ``unfreeze`` will do
-    model.train(train)
-    try:
+    with modes_kept(model):
+        model.train(train)
         with undisturbed(model):
             yield model
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for change, mode in wanted:
-            change.wanted = mode
 
 
 def in_training(norm: nn.Module | Callable[..., Any]) -> Callable[[Tensor], Tensor]:

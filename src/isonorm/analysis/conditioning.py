@@ -29,7 +29,7 @@ class Conditioning(NamedTuple):
 
 def covariance(x: Tensor) -> Tensor:
     """Σ of (N, C, *) activations, (C, C), divided by the number of samples."""
-    return measure(features_of(x))[2][0]
+    return measure(features_of(x)).cov[0]
 
 
 def spectrum(x: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..layers.kinds import is_norm
 from ..statistics import Statistics, measure
 from ._layers import (
     Layers,
     channels_first,
     first_tensor,
-    is_norm,
     is_weighted,
     learned_weight,
     select_layers,

@@ -26,10 +26,11 @@ BACKENDS = ("auto", "reference", "torch", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Whether Triton's interpreter stands in for a GPU, as in the tests.
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-#: The largest group whose products fit shared memory, and the largest where they need more of it:
-#: full whitening, and a recovery that follows; and in float32 an activation inside.
+#: The largest group the kernels take, and the largest where they need more shared memory: for full
+#: whitening, for a recovery applied after the kernels and, in float32, for a fused activation.
 LARGEST_GROUP, LARGEST_DEMANDING_GROUP = 128, 64
-#: Kernels that go channel by channel leave two numbers for each: few beside so many positions.
+#: Kernels that go channel by channel write two sums per channel; with fewer positions than this,
+#: that traffic is not negligible.
 FEWEST_POSITIONS = 16
 
 
@@ -95,9 +96,9 @@ def transforms_active() -> bool:
 
 
 def is_watched(x: Tensor) -> bool:
-    """Whether someone sees operators, and perhaps no numbers: a tracer, a fake tensor, a dispatch
-    mode such as that of selective checkpoints. They may hold on to what they see; and kernels,
-    which take addresses, must then be inside an operator.
+    """Whether operations on a tensor are recorded or intercepted, not simply run: by a tracer, a
+    fake or subclassed tensor, or a dispatch mode such as selective checkpointing's. What is
+    recorded may be kept, and kernels, which need addresses, must then be inside an operator.
     """
     return (
         type(x) not in (Tensor, torch.nn.Parameter)
@@ -170,7 +171,7 @@ def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -
         return "the kernels color only where Γ is part of their matrix"
     if not operation.is_matrix:
         if area.features != "channels" and x.shape[2:].numel() < FEWEST_POSITIONS:
-            return f"with fewer than {FEWEST_POSITIONS} positions a channel, kernels gain nothing"
+            return f"with fewer than {FEWEST_POSITIONS} positions per channel, kernels gain nothing"
         return None
     size = area.num_features(x.shape[1])
     outside = area.features == "groups"  # a recovery then follows the kernels, which give float32

@@ -33,7 +33,8 @@ from torch import Tensor
 
 from ..area import flat, shares_memory
 from ..recovery import Affine, Coloring, Recovery
-from ..statistics import all_reduce, reduce_across, working_dtype
+from ..statistics import working_dtype
+from ..synchronization import all_reduce, reduce_across
 from . import plain
 from .plan import Gradients, Plan, Problem, cut, pack
 

@@ -16,14 +16,9 @@ from torch.autograd import forward_ad
 
 from .. import kernels
 from ..area import flat_shape
-from .autograd import (
-    differentiable_backward,
-    fake_gradients,
-    is_batched,
-    register,
-    surroundings,
-)
+from .autograd import differentiable_backward, fake_gradients, is_batched
 from .explicit import extra_to_save, is_dense
+from .operators import register, surroundings
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -31,8 +26,9 @@ if TYPE_CHECKING:
 
 
 def is_open(x: Tensor) -> bool:
-    """Whether nothing around asks for the general way: another device or implementation, no Triton,
-    a compiler, a transform, a tensor that is more than one, or none.
+    """Whether the fast path is available: Triton is installed and not overruled by ``backend``, the
+    input is a plain tensor on the current GPU (or the interpreter stands in for one), and no
+    compiler, tracer, transform, forward mode or inference mode is active.
     """
     if torch.compiler.is_compiling() or not (x.is_cuda or kernels.INTERPRETING):
         return False

@@ -20,10 +20,10 @@ from ..statistics import (
     join_vectors,
     measure,
     no_autocast,
-    reduce_across,
     split_statistics,
     working_dtype,
 )
+from ..synchronization import reduce_across
 from .plan import Plan, Result, pack
 
 

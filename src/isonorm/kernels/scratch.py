@@ -34,7 +34,8 @@ class Scratch:
 
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
         self._like, self._dtype = like, dtype
-        # Who watches may hold on to these tensors, and other devices do the same better.
+        # A tracer or a dispatch mode may keep these tensors, so that their memory must not be used
+        # again; the allocators of other devices cache by themselves.
         self._keeps = like.device.type == "cpu" and not is_watched(like)
         self._pieces: dict[str, Tensor] = {}
 

@@ -142,7 +142,7 @@ def _redraw(study: Study, out: Path, folder: Path) -> None:
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError) as error:
-        wrong = "there is no" if isinstance(error, FileNotFoundError) else "this is no record:"
+        wrong = "there is no" if isinstance(error, FileNotFoundError) else "this is not a record:"
         typer.echo(f"isonorm: {wrong} {record}: run the study without --redraw.", err=True)
         raise typer.Exit(2) from None
     _draw(study, content, folder)

@@ -126,7 +126,7 @@ def compare(
             options.refuse_other_words(context, "jobs")
             if not run_files.read_content(resume).get("comparison"):
                 raise ValueError(
-                    f"{resume} is no comparison: isonorm run --resume {resume} goes on with it."
+                    f"{resume} is not a comparison: isonorm run --resume {resume} goes on with it."
                 )
             experiment = options.resumed(context, resume)
         else:

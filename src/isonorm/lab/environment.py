@@ -1,4 +1,4 @@
-"""Where a result was measured: without versions and hardware a number is no evidence."""
+"""Where a result was measured: without versions and hardware a number proves nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from .. import __version__
+
 PACKAGES = (
-    "isonorm",
     "torch",
     "triton",
     "lightning-fabric",
@@ -26,7 +27,7 @@ def describe(device: torch.device | str) -> dict[str, object]:
     """Versions and hardware as plain values. Names neither the machine nor its user."""
     return {
         "python": platform.python_version(),
-        "packages": {name: _installed_version(name) for name in PACKAGES},
+        "packages": {"isonorm": __version__} | {p: _installed_version(p) for p in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),

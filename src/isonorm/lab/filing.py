@@ -23,7 +23,7 @@ FOLDER = "DIR"
 def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
     """``to/RECIPE`` with the run's result, curves and figures: all of it, or nothing.
 
-    ValueError says in a sentence why a run is no record, or would take the place of another.
+    ValueError says in a sentence why a run is not a record, or would take the place of another.
     """
     content = _without_machine(_finished(run))
     target = to / content["recipe"]
@@ -49,7 +49,7 @@ def _finished(run: Path) -> dict[str, Any]:
     name, status, recipes = content["recipe"], content.get("status"), all_recipes()
     if name not in recipes:
         raise ValueError(
-            f"{run} is no run of a recipe: only what 'isonorm recipes' lists can be filed."
+            f"{run} is not a run of a recipe: only what 'isonorm recipes' lists can be filed."
         )
     if content["scale"] != "full":
         raise ValueError(

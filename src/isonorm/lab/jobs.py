@@ -132,7 +132,7 @@ def _lost(experiment: Experiment, worker: _Worker, what: str | None = None) -> W
 
 
 def _stop(workers: list[_Worker]) -> None:
-    """Lets those who wait go home, and ends those who still train: their checkpoints are whole."""
+    """Shuts down idle processes and terminates those that train: their checkpoints are complete."""
     with _ctrl_c_ignored():  # a second one would leave processes behind that train on
         for worker in workers:
             if worker.trial is not None:

@@ -149,7 +149,7 @@ def showing(entry: Entry) -> Iterator[None]:
         yield
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{entry.path} is no record of {entry.name} ({reason}).") from error
+        raise ValueError(f"{entry.path} is not a record of {entry.name} ({reason}).") from error
 
 
 def recorded(found: Sequence[Entry]) -> list[Entry]:
@@ -163,10 +163,10 @@ def _read(path: Path, *needed: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{path} is no record: it does not hold JSON.") from error
+        raise ValueError(f"{path} is not a record: it does not hold JSON.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is no record: it holds no JSON object.")
+        raise ValueError(f"{path} is not a record: it does not hold a JSON object.")
     for key in needed:
         if key not in content:
-            raise ValueError(f"{path} is no record: it says nothing about {key}.")
+            raise ValueError(f"{path} is not a record: it says nothing about {key}.")
     return content

@@ -84,7 +84,7 @@ def _parse(spec: str, others: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
             f"(short: {_enumerate(ALIASES)})."
         )
     if assignments and (name == PLAIN or name in others):
-        raise ValueError(f"{name} is no norm between layers and takes no options; got {spec!r}.")
+        raise ValueError(f"{name} is not a norm between layers and takes no options; got {spec!r}.")
     return name, dict(_parse_option(assignment, spec) for assignment in assignments)
 
 

@@ -21,6 +21,6 @@ def say(console: Console, sentence: str) -> None:
 
 
 def fail(sentence: str, *, code: int) -> NoReturn:
-    """End the command: 2 where its words were wrong, 1 where the world was."""
+    """End the command: 2 for wrong arguments, 1 for anything else."""
     typer.echo(f"isonorm: {sentence}", err=True)
     raise typer.Exit(code)

@@ -6,15 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..functional import finish
+from ..activation import finish
 
 _CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
-_ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
-
-
-def activation(name: str | None) -> nn.Module | None:
-    """A layer's ``act`` as a module; None where there is nothing to do."""
-    return None if name in (None, "identity") else _ACTIVATIONS[name]()
 
 
 class FixedMap(nn.Module):

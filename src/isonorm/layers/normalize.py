@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from .. import area as areas
-from .. import functional
+from .. import checks, functional
 from .. import operation as operations
+from ..activation import as_module
 from ..area import Area
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..recovery import resolve as resolve_recovery
 from . import shortcut
-from .fixed import FixedMap, activation
+from .fixed import FixedMap
 from .running import RunningTransform
 
 
@@ -91,9 +92,9 @@ class Normalize(RunningTransform):
         dtype: torch.dtype | None = None,
     ) -> None:
         _check_num_features(num_features)
-        functional.check_options(eps, act)
+        checks.check_options(eps, act)
         area, operation = areas.resolve(area), operations.resolve(operation)
-        functional.check_composition(area, operation)
+        checks.check_composition(area, operation)
         if not area.spans_batch and (momentum, track_running_stats, running, check_finite) != (
             0.1, True, "covariance", False,
         ):  # fmt: skip
@@ -102,7 +103,7 @@ class Normalize(RunningTransform):
                 "momentum, track_running_stats, running and check_finite out."
             )
         if process_group is not None:
-            functional.check_synchronizable(area, operation)
+            checks.check_synchronizable(area, operation)
         super().__init__(
             num_features,
             area,
@@ -194,14 +195,14 @@ class Normalize(RunningTransform):
         adds = self._forward_hooks or self._forward_pre_hooks
         if self.running_mean is None or adds or type(self).forward is not Normalize.forward:
             return self
-        return FixedMap(*self.inference_map(), activation(self.act))
+        return FixedMap(*self.inference_map(), as_module(self.act))
 
     def _check_channels(self, x: Tensor) -> None:
         if x.dim() < 2 or x.shape[1] != self.num_features:
             raise ValueError(
                 f"{type(self).__name__} expected input (N, {self.num_features}, *) with "
                 f"{self.num_features} channels in dimension 1; got shape {tuple(x.shape)}: move "
-                "the channels there, or make the layer for as many as there are."
+                "the channels to dimension 1, or make the layer for as many as the input has."
             )
 
     def extra_repr(self) -> str:

@@ -19,7 +19,8 @@ from ..area import Area, Block
 from ..kernels import transforms_active
 from ..operation import Operation
 from ..recovery import Affine, Recovery
-from ..statistics import Statistics, group_name, join_matrices, no_autocast
+from ..statistics import Statistics, join_matrices, no_autocast
+from ..synchronization import group_name
 from .buffers import (
     WideBuffers,
     average_batch,
@@ -31,7 +32,9 @@ from .buffers import (
 
 
 class Source(NamedTuple):
-    """What the W of eval was derived from, and that W: another may be put in its place."""
+    """What ``eval_transform`` was derived from, and the tensor itself, so that a replaced buffer or
+    a changed statistic is noticed.
+    """
 
     running: Tensor
     transform: Tensor | None

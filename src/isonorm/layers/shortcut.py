@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..area import flat_shape
-from ..functional import check_options, check_recovery
+from ..checks import check_options, check_recovery
 from ..kernels import choose, express, float32_precision, has_room_for_activation
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
@@ -67,7 +67,7 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
 def _kind(tensor: Tensor | None) -> tuple:
     if tensor is None:
         return (None,)
-    # Of what lies without gaps the size and the strides tell the shape, in less time than it takes.
+    # numel and strides identify the shape of a dense tensor, and are cheaper to read.
     return tensor.numel(), tensor.stride(), tensor.dtype, tensor.get_device()
 
 

@@ -55,7 +55,7 @@ def centralize(
     """
     if isinstance(min_ndim, int) and min_ndim < 2:
         raise ValueError(
-            "centralize needs min_ndim of 2 or more: a vector or a number is no set of weight "
+            "centralize needs min_ndim of 2 or more: a vector or a number is not a set of weight "
             f"vectors; got min_ndim={min_ndim}."
         )
     return Centralized(optimizer, min_ndim=min_ndim, in_place=in_place)

@@ -91,7 +91,7 @@ class LayerwiseOptimizer(Optimizer):
         for group in state["param_groups"]:
             if missing := expected.keys() - group.keys():
                 raise ValueError(
-                    f"this is no state of {type(self).__name__}: its parameter groups have no "
+                    f"this is not a state of {type(self).__name__}: its parameter groups have no "
                     f"{', '.join(sorted(missing))}."
                 )
             self.check(group)

@@ -186,7 +186,7 @@ def _check_values(expected: dict[str, Any], state: dict[str, Any]) -> None:
     for key, value in state.items():
         wanted = isinstance(expected.get(key), Tensor) or key.rpartition(".")[2] in KEYS
         if wanted and not isinstance(value, Tensor):
-            raise ValueError(f"{key!r} is no tensor in the checkpoint, but {value!r}.")
+            raise ValueError(f"{key!r} in the checkpoint is not a tensor but {value!r}.")
         if wanted and value.is_meta:
             raise ValueError(f"{key!r} is on the meta device in the checkpoint: it has no values.")
     if key := next((k for k, v in expected.items() if isinstance(v, Tensor) and v.is_meta), None):
@@ -213,7 +213,7 @@ def _check(
             )
     if not strict:
         return
-    for what, keys in (("lacks", missing), ("has, and the model has not,", unexpected)):
+    for what, keys in (("lacks", missing), ("has keys unknown to the model,", unexpected)):
         if keys:
             more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
             raise ValueError(

@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import registry
 from ..layers import BatchNorm, Normalize
-from ..statistics import resolve_group
+from ..synchronization import resolve_group
 from .activations import Fusion, following
 from .pairs import convert_pairs
 from .report import Change, Conversion, Left, Refused, is_same, short
@@ -86,7 +86,9 @@ def revert(model: nn.Module, *, to: str | Factory | None = None) -> Conversion:
         if not isinstance(module, Normalize):
             raise Refused("it is not one of isonorm's layers")
         if not module.area.spans_batch:
-            raise Refused(f"{module.area!r} is no BatchNorm that could be gone back to")
+            raise Refused(
+                f"{module.area!r} does not span the batch, so there is no BatchNorm to go back to"
+            )
         if chosen is not None:
             return chosen(module.num_features)
         origin = module.__dict__.get(ORIGIN, BatchNorm)

@@ -40,7 +40,7 @@ def read(path: Path) -> Mapping[Any, Any]:
                 "dict."
             ) from error
         raise ValueError(
-            f"{str(path)!r} is damaged, or no checkpoint: {type(error).__name__} while reading it."
+            f"{str(path)!r} is damaged or not a checkpoint ({type(error).__name__})."
         ) from error
     if not isinstance(found, Mapping):
         raise ValueError(

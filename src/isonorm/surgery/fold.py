@@ -11,13 +11,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from ..layers.fixed import Merged
+from ..layers.kinds import is_norm
 from ..weights.equinorm import EquiConv2d, EquiLinear
 from ..weights.state import EquilibriumState
 from . import graph
 from .absorb import LAYERS, merge_after, merge_before
 from .fates import Fate, FoldReport
 from .graph import FLATTEN, Links, Untraceable
-from .maps import EvalMap, eval_map, has_forward_of, is_norm, own_forward
+from .maps import EvalMap, eval_map, has_forward_of, own_forward
 from .report import Refused
 from .tracing import has_hooks
 from .tree import KEPT_ASIDE, check_module, kept_aside, unwrapped

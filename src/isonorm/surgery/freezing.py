@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor, nn
 
 from ..weights.state import EquilibriumState
@@ -85,6 +88,23 @@ def freeze_one(module: nn.Module, like: nn.Module | None = None) -> None:
 
 def is_frozen(module: nn.Module) -> bool:
     return isinstance(module.__dict__.get("train"), Frozen)
+
+
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Every module is afterwards in the mode it was in, and ``unfreeze`` will do what it would have
+    done.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    frozen: list[Frozen] = [m.__dict__["train"] for m in model.modules() if is_frozen(m)]
+    wanted = [(change, change.wanted) for change in frozen]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for change, mode in wanted:
+            change.wanted = mode
 
 
 def _own_parameters(module: nn.Module):

@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy as is_lazy_tensor
 
-from ..layers.fixed import FixedMap, activation
+from ..activation import as_module
+from ..layers.fixed import FixedMap
 from ..layers.normalize import Normalize
 from ..layers.running import RunningTransform
 from .report import Refused
-
-NORMS = (RunningTransform, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 OWN_STATISTICS = "it normalizes every example by its own statistics"
 
@@ -36,10 +35,6 @@ class EvalMap(NamedTuple):
         if not A.is_meta and not (A.isfinite().all() and c.isfinite().all()):
             raise Refused(f"its map would not be finite in {self.dtype}")
         return FixedMap(A, c, self.act)
-
-
-def is_norm(module: nn.Module) -> bool:
-    return isinstance(module, NORMS)
 
 
 def eval_map(norm: nn.Module) -> EvalMap:
@@ -65,29 +60,34 @@ def _of_layer(norm: RunningTransform) -> EvalMap:
     own = next(norm.parameters(), norm.running_mean)
     assert own is not None
     A, c = copy.deepcopy(norm).to(_bench(own), torch.float64).inference_map()
-    return EvalMap(A.detach(), c.detach(), activation(norm.act), own.dtype)
+    return EvalMap(A.detach(), c.detach(), as_module(norm.act), own.dtype)
 
 
 def _of_batchnorm(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> EvalMap:
     plain = has_forward_of(norm, _BatchNorm, nn.SyncBatchNorm)
     scale = (wide(variance) + norm.eps).rsqrt()
-    if norm.affine:
+    if norm.weight is not None:
         scale = scale * wide(norm.weight)
     shift = -wide(mean) * scale
-    if norm.affine:
+    if norm.bias is not None:
         shift = shift + wide(norm.bias)
-    own = norm.weight if norm.affine else mean
-    act = None if plain else _what_follows(norm)
+    own = next(norm.parameters(), mean)
+    act = None if plain else _together(*drop_and_act(norm))
     return EvalMap(scale.view(-1, 1, 1), shift, act, own.dtype)
 
 
-def _what_follows(norm: _BatchNorm) -> nn.Module | None:
-    """The ``drop`` and ``act`` of timm's BatchNormAct2d, which runs them last."""
+def drop_and_act(norm: nn.Module) -> tuple[nn.Module | None, nn.Module]:
+    """What timm's norm-and-activation layers run last, told by what they have, not by class."""
     drop, act = getattr(norm, "drop", None), getattr(norm, "act", None)
-    if not isinstance(drop, nn.Module) or not isinstance(act, nn.Module):
+    if not isinstance(act, nn.Module) or not isinstance(drop, nn.Module | None):
         raise Refused(own_forward(norm))
-    then = [module for module in (drop, act) if not isinstance(module, nn.Identity)]
-    return nn.Sequential(*then) if len(then) > 1 else then[0] if then else None
+    return drop, act
+
+
+def _together(*modules: nn.Module | None) -> nn.Module | None:
+    """Those that do something as one module; None where none does."""
+    active = [m for m in modules if m is not None and not isinstance(m, nn.Identity)]
+    return nn.Sequential(*active) if len(active) > 1 else next(iter(active), None)
 
 
 def is_lazy(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .. import area as areas
 from ..layers import Normalize
-from .maps import has_forward_of, is_lazy, own_forward
+from .maps import drop_and_act, has_forward_of, is_lazy, own_forward
 from .report import Refused
 from .tree import Hung
 
@@ -78,13 +78,10 @@ def _why_no_layer_norm(module: nn.LayerNorm) -> str:
 
 
 def _children_behind(module: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-    """(drop, act) of timm's norm-and-activation layers, told by what they have, not by class."""
+    """(drop, act) of timm's norm-and-activation layers; nothing behind torch's own."""
     if has_forward_of(module, _BatchNorm, nn.SyncBatchNorm, _InstanceNorm, nn.GroupNorm):
         return None, None
-    drop, act = getattr(module, "drop", None), getattr(module, "act", None)
-    if not isinstance(act, nn.Module) or not isinstance(drop, nn.Module | None):
-        raise Refused(own_forward(module))
-    return drop, act
+    return drop_and_act(module)
 
 
 def _as_normalize(module: Any) -> Normalize:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .. import functional
+from .. import checks
 from ..layers import Normalize
-from ..statistics import group_name, resolve_group
+from ..synchronization import group_name, resolve_group
 from ..weights.state import EquilibriumState
 from .convert import replace_norms
 from .report import Change, Conversion, Left, Refused, short
@@ -59,7 +59,7 @@ def convert_sync(model: nn.Module, process_group: object = None) -> Conversion:
 def _synchronize(layer: Normalize, name: str) -> str:
     """Why a layer cannot share its statistics; empty where it now does."""
     try:
-        functional.check_synchronizable(layer.area, layer.operation)
+        checks.check_synchronizable(layer.area, layer.operation)
     except ValueError as error:
         return str(error)
     layer.process_group = name

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional
+from .. import checks
+from ..activation import MODULES, as_module
 from ..layers import Normalize
 from .freezing import freeze_one, is_frozen
 from .report import Refused
@@ -16,7 +17,7 @@ from .tree import KeepsKeys
 from .warmstart import Start, warm_start
 
 #: The activations that a layer can apply itself, by exact class.
-FUSIBLE = {nn.ReLU: "relu", nn.SiLU: "silu"}
+FUSIBLE = {module: name for name, module in MODULES.items()}
 
 
 class NormDropAct(KeepsKeys, nn.Sequential):
@@ -50,7 +51,7 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
         if isinstance(norm, Normalize):
             norm.act = source.norm.act
         else:
-            act = {name: made for made, name in FUSIBLE.items()}[source.norm.act]()
+            act = as_module(source.norm.act)
     elif fuse_act and isinstance(norm, Normalize) and fusible(act) and does_nothing(drop):
         assert act is not None
         norm.act, drop, act = FUSIBLE[type(act)], None, None
@@ -116,7 +117,7 @@ def _take_options(old: Normalize, norm: Any) -> str:
             norm.check_finite = norm.check_finite or old.check_finite
             if old.process_group and not norm.process_group:
                 try:
-                    functional.check_synchronizable(norm.area, norm.operation)
+                    checks.check_synchronizable(norm.area, norm.operation)
                 except ValueError as error:
                     raise Refused(f"it is synchronized, and {error}") from error
                 norm.process_group = old.process_group

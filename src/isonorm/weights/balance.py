@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import kernels
 from ..kernels.autograd import is_batched
@@ -25,8 +24,6 @@ from .explicit import Form, Kept, by_reference, differentiated
 
 if TYPE_CHECKING:
     from .gpu import Balancing
-
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def balanced_kernel(
@@ -73,18 +70,13 @@ def _trains_on_a_gpu(w: Tensor) -> bool:
 
 
 def _is_open(w: Tensor, v: Tensor, gamma: Tensor | None) -> bool:
-    """Whether nothing around asks for the reference: a compiler, a transform, somebody who records
-    operations, a tensor that is more than one.
+    """Whether the tensors are plain, and no compiler, tracer, dispatch mode, transform or request
+    calls for the reference.
     """
-    if torch.compiler.is_compiling() or type(v) not in _PLAIN or type(w) not in _PLAIN:
+    if torch.compiler.is_compiling() or kernels.requested() == "reference":
         return False
-    if gamma is not None and type(gamma) not in _PLAIN:
-        return False
-    if kernels.requested() == "reference" or kernels.transforms_active():
-        return False
-    if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
-        return False
-    return torch._C._get_tracing_state() is None
+    given = (w, v) if gamma is None else (w, v, gamma)
+    return not any(map(kernels.is_watched, given)) and kernels.why_not_explicit() is None
 
 
 def average_sums(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..functional import check_options
+from ..checks import check_options
 from .layout import Layout, check_centerable, check_first, register
 
 

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..statistics import all_reduce, no_autocast, working_dtype
+from ..statistics import no_autocast, working_dtype
+from ..synchronization import all_reduce
 
 #: Below this part of its terms' magnitudes a sum counts as cancelled: nothing is divided by it.
 CANCELLED = 1e-3

@@ -84,7 +84,8 @@ def _on_first_call(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHa
         if not columns.shape[1] or not columns.isfinite().all():
             raise ValueError(
                 f"the batch gives {name or 'the layer'} an output of shape {tuple(y.shape)} with "
-                "nothing in it, or infinity, or NaN, of which no gain can be made: give another."
+                "no elements, or with some that are not finite, so no gain can be computed: pass "
+                "another batch."
             )
         variance, mean = torch.var_mean(columns, 1, correction=0)
         scale = variance.where(variance > 0, 1.0).rsqrt()

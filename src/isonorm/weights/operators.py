@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..kernels.autograd import register, surroundings
+from ..kernels.operators import register, surroundings
 from .explicit import Form, by_reference, differentiated
 
 if TYPE_CHECKING:

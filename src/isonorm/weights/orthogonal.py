@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import operation
-from ..functional import check_options
+from ..checks import check_options
 from ..operation import Operation
 from ..roots.recurrence import identity_like
 from ..statistics import no_autocast, working_dtype

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..functional import check_options
+from ..checks import check_options
 from .layout import Layout, check_centerable, register
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..functional import check_no_transform
+from ..checks import check_no_transform
 from ..layers.buffers import (
     WideBuffers,
     being_recomputed,
     check_momentum,
     wide_dtype,
 )
-from ..statistics import group_name, is_shared
+from ..synchronization import group_name, is_shared
 from .balance import average_sums, balanced_kernel
 from .equilibrium import balance_signs_, input_sums, per_output
 

@@ -110,7 +110,7 @@ def test_of_points_that_were_not_chosen_a_record_has_the_last_epoch(tmp_path):
             {"recipe": "iternorm2019-cost", "scale": "quick"},
             "file one of 'isonorm run iternorm2019-cost'.",  # which takes no data
         ),
-        ({"recipe": "../../outside"}, "is no run of a recipe"),
+        ({"recipe": "../../outside"}, "is not a run of a recipe"),
     ],
 )
 def test_other_runs_are_refused(full_run, tmp_path, isonorm_command, values, sentence):

@@ -146,7 +146,7 @@ def test_a_damaged_record_is_named(some_records, tmp_path, isonorm_command):
     (some_records / "folding.json").write_text('{"half": ')
     out = tmp_path / "page.html"
     for damaged, folder in (
-        ("folding.json is no record", some_records),
+        ("folding.json is not a record", some_records),
         ("no folder", tmp_path / "x"),
     ):
         refused = isonorm_command("report", "--records", folder, "--out", out)
@@ -170,7 +170,7 @@ def test_json_of_another_kind_is_one_sentence(some_records, path, more, tmp_path
     (some_records / path).write_text(json.dumps({**content, **more}))
     out = tmp_path / "page.html"
     refused = isonorm_command("report", "--records", some_records, "--out", out)
-    assert refused.exit_code == 2 and f"{path} is no record of" in refused.output
+    assert refused.exit_code == 2 and f"{path} is not a record of" in refused.output
     assert len(refused.output.splitlines()) == 1 and not out.exists()
 
 
@@ -178,5 +178,5 @@ def test_json_of_another_kind_is_one_sentence(some_records, path, more, tmp_path
 @pytest.mark.parametrize("text", ["{}", "[]"])
 def test_something_else_in_the_place_of_a_record_is_named(some_records, path, text):
     (some_records / path).write_text(text)
-    with pytest.raises(ValueError, match=rf"{path} is no record: it"):
+    with pytest.raises(ValueError, match=rf"{path} is not a record: it"):
         ledger.read(some_records)

@@ -285,10 +285,10 @@ def _derivative_of_inverse_root(
 ):
     """That of Σ_N^(-1/2) at Σ_N in the direction dZ: −W·Y·W, where SY + YS = dZ and S = Σ_N·W.
 
-    The polynomials' own derivative would be exact, too, but in float32 not accurate: what they
-    throw up and down it does twice. Steps to the matrix sign of (S dZ; 0 −S) give Y, since that is
-    (I 2Y; 0 −I). Eigenvalues of S below the bound of ``polar`` do not get to 1: their directions'
-    share stays finite, and smaller than it is.
+    The polynomials' own derivative would be exact, too, but inaccurate in float32: it amplifies
+    twice the rounding errors of eigenvalues that the steps shrink and grow back. Steps to the
+    matrix sign of (S dZ; 0 −S) give Y, since that is (I 2Y; 0 −I). Eigenvalues of S below the bound
+    of ``polar`` do not get to 1: their directions' share stays finite, and smaller than it is.
     """
     b_s = _product(b_sigma, b_w, PRECISION)
     b_s = 0.5 * (b_s + tl.trans(b_s))

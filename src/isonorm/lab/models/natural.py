@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...statistics import all_reduce, is_shared, no_autocast
+from ...statistics import no_autocast
+from ...synchronization import all_reduce, is_shared
 from .mlp import MLP
 from .parts import Network, Norm
 

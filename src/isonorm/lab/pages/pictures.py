@@ -64,7 +64,7 @@ def of_svg(text: str) -> str:
     text = _COLOUR.sub(lambda match: f"var(--c{match[0][1:].lower()}, {match[0]})", text)
     start = re.search(r"<svg\b[^>]*>", text)
     if start is None:
-        raise ValueError("this is no SVG: it has no <svg> element.")
+        raise ValueError("this is not an SVG: it has no <svg> element.")
     text = f"{text[: start.end()]}<style>{rule}</style>{text[start.end() :]}"
     return _data_uri("image/svg+xml", text.encode())
 
