@@ -89,6 +89,16 @@ def _sgd(model: nn.Module, plan: Plan) -> Optimizer:
     )
 
 
+def _torch7_sgd(model: nn.Module, plan: Plan) -> Optimizer:
+    """Torch7's SGD, which the papers' published scripts call: where they leave dampening out, it is
+    the momentum, so that a step is 1/(1 − momentum) times smaller than torch's.
+    """
+    optimizer = _sgd(model, plan)
+    for group in optimizer.param_groups:
+        group["dampening"] = plan.momentum
+    return optimizer
+
+
 def _adam(model: nn.Module, plan: Plan) -> Optimizer:
     return optim.Adam(model.parameters(), lr=plan.lr, weight_decay=plan.weight_decay)
 
@@ -109,6 +119,7 @@ def _lans(model: nn.Module, plan: Plan) -> Optimizer:
 
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": _sgd,
+    "torch7_sgd": _torch7_sgd,
     "adam": _adam,
     "lars": _lars,
     "lamb": _lamb,

@@ -39,6 +39,7 @@ def open_streams(
     }  # fmt: skip
     if isinstance(data, ImageFolders):
         where.update(size=data.size, num_workers=data.num_workers, few=data.few)
+        where.update(standardize=bool(plan.mean or plan.std))  # by ImageNet's published numbers
         train = ImageNet(
             data.folder, "train", batch_size=_some(plan.batch_size), seed=seed, **where
         )

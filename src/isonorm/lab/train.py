@@ -165,9 +165,10 @@ def train(
                 "train_loss": loss_sum / (steps * fabric.world_size),
                 "train_error": wrong / (steps * batches.sampler.batch_size),
             }
-            tested = evaluate(module, test, fabric)
-            if plan.condition_every and number % plan.condition_every == 0:
-                tested["condition_number"] = fisher_condition(model, images)
+            condition = {}
+            if plan.condition_every and number % plan.condition_every == 0:  # in training mode
+                condition = {"condition_number": fisher_condition(model, images)}
+            tested = evaluate(module, test, fabric) | condition
             trained_and_tested = {**_over_ranks(fabric, trained), **tested}
             curve.append(Epoch(number, seconds=seconds, peak_bytes=peak, **trained_and_tested))
             due = perf_counter() - last_saved >= seconds_between_checkpoints

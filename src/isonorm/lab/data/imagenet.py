@@ -34,7 +34,8 @@ class ImageNet:
 
     To train, a crop of 8 to 100 % of the area with sides as 3:4 to 4:3 is resized to ``size`` and
     mirrored every second time; to test, the middle of the image whose shorter side is resized to
-    256/224 of it. Images travel to the device as bytes and are standardized there. Classes are
+    256/224 of it. Images travel to the device as bytes and are standardized there, or with
+    ``standardize=False`` scaled to [0, 1]. Classes are
     numbered in the order of their folders' names. Crops follow from the seed, whatever the number
     of workers. ``few=8`` takes eight images of each of the first eight classes, to try things out.
     For order, shares and resuming, see ``Sampler``.
@@ -50,6 +51,7 @@ class ImageNet:
         size: int = 224,
         num_workers: int = 4,
         few: int | None = None,
+        standardize: bool = True,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device | str = "cpu",
@@ -70,7 +72,8 @@ class ImageNet:
             world_size=world_size,
         )
         self.device, self.num_workers = torch.device(device), num_workers
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+        values = (MEAN, STD) if standardize else ((0.0,) * 3, (1.0,) * 3)
+        mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in values)
         self._standardize = Standardize(mean, std).to(device)
 
     def __len__(self) -> int:

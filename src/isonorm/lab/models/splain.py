@@ -15,7 +15,7 @@ class SPlain(ConvChain):
     As in the CIFAR ResNets one convolution, then three stages of which the second and the third
     begin with stride 2, but with the same number of channels throughout: ``planes=48`` in Figure 6a
     (depths 20, 32 and 44), 42 in 6b, where the paper leaves the depth open. Initialized as the
-    residual networks are, which the paper leaves open, too.
+    residual networks are, where the paper names LeCun's rule.
 
     >>> SPlain(20, norm="dbn").conv19
     Conv2d(48, 48, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)

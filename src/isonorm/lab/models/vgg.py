@@ -22,7 +22,8 @@ class VGG(ConvChain):
 
     ``"A"`` is DBN's (Section 4.2.1, Figure 5; Table B.1): 8 convolutions. The paper names the
     architecture only; its published code has one hidden layer of 512 neurons in front of the
-    classifier, normalized like the others and without dropout, and so has this. Figure 5c replaces
+    classifier, without dropout, and so has this (there normalized by BN, whatever the convolutions
+    have; here like them). Figure 5c replaces
     ReLU by ELU (``activation="elu"``), 5d puts the norm behind the activation
     (``norm_after_act=True``: here directly behind it, so that pooling follows).
 

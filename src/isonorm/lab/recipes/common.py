@@ -26,12 +26,21 @@ def iternorm(group_size: int | None = None, num_iters: int = 5) -> str:
     return f"iternorm:group_size={group_size}:num_iters={num_iters}:running=whitening"
 
 
+#: What no paper tells, for the choices of every recipe that whitens.
+OPEN = (
+    "ε is 1e-5 and the weight of a new batch in running averages 0.1, both of which the paper leaves "
+    "open. An incomplete last batch is left out."
+)
+#: For those that search a grid by the training loss.
+SEARCHED = "What a grid offers is chosen with the first seed; the others train with that."
+
 #: The hidden layers of the MLPs for MNIST.
 HIDDEN = {"hidden": (100, 100, 100)}
 
 #: "A random flip and random crop with padding", mirrored at the edge as the published code does.
 MIRRORED = FlipAndCrop(padding=4, border="reflect")
-#: The same with black borders, as He et al. and EquiNorm pad.
+#: The same with borders of zeros, as He et al. and EquiNorm pad: the mean color, where images are
+#: standardized.
 PADDED = FlipAndCrop(padding=4)
 
 #: Zagoruyko & Komodakis' setup, which both whitening papers follow for wide residual networks.

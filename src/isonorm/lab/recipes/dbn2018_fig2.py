@@ -65,6 +65,8 @@ RECIPE = Recipe(
         "enlarged to 32 × 32.",
         "Pixels in [0, 1] minus their mean, all 100 neurons whitened together, no γ and β: as in "
         "the published code (whose PCA variant has them). Torch's initialization of linear layers.",
+        SEARCHED,
+        OPEN,
         "Random guessing: a training loss above 1.5, where guessing among ten gives 2.3.",
     ),
     quick=Quick(width=0.2, epochs=1, train_images=24, test_images=16),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan import Plan
 from ..recipe import Claim, Quick, Recipe
-from .common import BN, LN, PLAIN
+from .common import BN, LN, OPEN, PLAIN, SEARCHED
 from .dbn2018_fig3 import NATURAL_CHOICES, mlps
 
 GROUPS = (1, 8, 16, 32, 64, 128)
@@ -22,6 +22,7 @@ RECIPE = Recipe(
     title="Group size of DBN in a 6-layer MLP on PIE",
     data="pie",
     seeds=5,
+    spread="median",
     configurations=tuple(mlps(NORMS, PLAN, hidden=(128,) * 5)),
     claims=(
         *(
@@ -50,6 +51,9 @@ RECIPE = Recipe(
         "say how it divides them, and reports training alone.",
         "DBN has no γ and β: the paper says so of G1. BN and LN have them.",
         "Against epochs; the paper's (b) is against wall-clock time of its CPU implementation.",
+        "Torch's initialization, where the paper names LeCun's. Medians over seeds.",
+        SEARCHED,
+        OPEN,
         *NATURAL_CHOICES,
     ),
     quick=Quick(width=0.125, epochs=1, batch_size=34, train_images=68, test_images=68),

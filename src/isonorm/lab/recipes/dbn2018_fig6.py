@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..plan import Plan
 from ..recipe import Claim, Configuration, Quick, Recipe
 from ..schedules import Steps
-from .common import BN, DBN, MIRRORED
+from .common import BN, DBN, MIRRORED, OPEN
 
 DEEP = Plan(
     epochs=160,
@@ -75,6 +75,8 @@ RECIPE = Recipe(
         "channels 14. It ends at 200 epochs.",
         "Augmentation and preprocessing as in the published code: crops of 4 pixels mirrored at "
         "the edge, flips; each channel standardized. One run, as the paper does not average.",
+        "He et al.'s initialization, where the paper names LeCun's.",
+        OPEN,
     ),
     quick=Quick(width=0.17, depth=8, epochs=1, train_images=32),
 )

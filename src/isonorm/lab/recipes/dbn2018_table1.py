@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..plan import Plan
 from ..recipe import Claim, Configuration, Quick, Recipe
 from ..schedules import Steps
-from .common import BN, DBN, PADDED
+from .common import BN, DBN, OPEN, PADDED
 
 PLAN = Plan(
     epochs=160,
@@ -70,8 +70,9 @@ RECIPE = Recipe(
     choices=(
         "'The same experimental protocol as described in [19]': 160 epochs, as the published "
         "script has, batches of 128, lr 0.1 times 0.1 at 80 and 120, weight decay 0.0001, crops "
-        "with 4 black pixels at the edge. He et al. warm up ResNet-110 only.",
+        "with 4 pixels of padding. He et al. warm up ResNet-110 only.",
         "Groups of 16, the paper's recommendation; its published script has 8 here.",
+        OPEN,
     ),
     quick=Quick(width=0.25, depth=8, epochs=1, train_images=32),
 )

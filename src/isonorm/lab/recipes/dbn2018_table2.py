@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..recipe import Configuration, Quick, Recipe
-from .common import BN, DBN, WIDE, lower
+from .common import BN, DBN, OPEN, WIDE, lower
 
 FIRST = {"Baseline": {}, "DBN-scale-L1": {"first_norm": DBN}}
 PAPER = {
@@ -51,6 +51,7 @@ def on(data: str, figure: str, title: str) -> Recipe:
             "'The same setup as in [56]': 200 epochs, batches of 128, lr 0.1 times 0.2 at 60, 120 "
             "and 160, Nesterov momentum 0.9, weight decay 0.0005, crops mirrored at the edge.",
             "Dropout 0.3, as the published script sets it; groups of 16.",
+            OPEN,
         ),
         quick=Quick(width=0.02, depth=10),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ..plan import Plan
 from ..recipe import Configuration, Quick
 from ..schedules import Steps
+from .common import OPEN
 
 #: "SGD with a mini-batch size of 256, momentum of 0.9 and weight decay of 0.0001".
 PLAN = Plan(
@@ -16,13 +17,18 @@ PLAN = Plan(
     momentum=0.9,
     weight_decay=1e-4,
     schedule=Steps((30, 60, 90), 0.1),
+    mean="channel",
+    std="channel",
 )
 QUICK = Quick(width=0.06, depth=18, epochs=1, batch_size=8)
 CHOICES = (
     "'The same experimental setup as described in [11]': crops of 8 to 100 % of the area and "
-    "flips, as the Torch implementation of ResNet has them; tested on one crop in the middle.",
-    "The paper's GPUs took statistics each of its share of a batch; here a device does of what it "
-    "is given, and --sync-statistics of the whole batch.",
+    "flips, as the Torch implementation of ResNet has them, without its jitter of colors and "
+    "lighting; tested on one crop in the middle. Momentum without Nesterov, as He et al. have it; "
+    "IterNorm's published script has it with.",
+    "Several GPUs take statistics of their share of a batch each; here a device does of what it is "
+    "given, and --sync-statistics of the whole batch.",
+    OPEN,
 )
 
 

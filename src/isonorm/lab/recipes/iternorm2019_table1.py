@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..recipe import Configuration, Quick, Recipe
-from .common import BN, DBN, ITERNORM, WIDE, lower
+from .common import BN, DBN, ITERNORM, OPEN, WIDE, lower
 
 PAPER = {
     28: {"BN": 3.89, "DBN": 3.79, "IterNorm": 3.56},
@@ -61,6 +61,7 @@ RECIPE = Recipe(
         "convolution, which WRN has none at; here there is none.",
         "DBN's numbers in this table are those of dbn2018-table2, and so is its network: one DBN "
         "before the first block.",
+        OPEN,
     ),
     quick=Quick(width=0.02, depth=10),
 )
