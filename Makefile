@@ -1,4 +1,4 @@
-# Every word does its own set-up, once: .venv/.stamp-EXTRA says that isonorm[EXTRA] is installed.
+# Every target does its own set-up, once: .venv/.stamp-EXTRA says that isonorm[EXTRA] is installed.
 # `make test TORCH=2.8.0` replaces the pin of torch, in an environment of its own beside .venv.
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .NOTPARALLEL:
 .PHONY: demo test check bench format clean help again
 
-demo: $(VENV)/.stamp-lab ## train one network with several normalizations; a table here, a page under runs/
+demo: $(VENV)/.stamp-lab ## train one network with several normalizations; print a table, write an HTML report under runs/
 	$(BIN)/isonorm compare
 
 test: $(VENV)/.stamp-test ## run the tests and the docstring examples; ARGS="-k newton" is passed on to pytest
@@ -20,10 +20,10 @@ check: $(VENV)/.stamp-dev ## lint, formatting and types; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(VENV)/.stamp-lab ## time and memory on the CPU, beside BatchNorm and the paper's algorithm written plainly
+bench: $(VENV)/.stamp-lab ## time and memory on the CPU, beside BatchNorm and the paper's algorithm in plain torch
 	$(BIN)/python -m benchmarks.cpu
 
-format: $(VENV)/.stamp-dev ## format the code and apply the lint's safe fixes
+format: $(VENV)/.stamp-dev ## format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
 
@@ -31,7 +31,7 @@ clean: ## remove the environments, the caches and runs/
 	rm -rf .venv .venv-torch* .pytest_cache .ruff_cache .hypothesis build dist runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-help: ## list these words
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 # An environment whose set-up was interrupted holds .unfinished: no stamp in it counts, and it is rebuilt.
