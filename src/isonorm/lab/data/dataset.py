@@ -58,38 +58,6 @@ class DataSet:
         )
 
 
-def scaled(self) -> DataSet:
-        """The same images with pixels in [0, 1]."""
-        return replace(
-            self, train_images=scaled(self.train_images), test_images=scaled(self.test_images)
-        )
-
-    def hold_out(self, size: int | float, *, seed: int = 0) -> DataSet:
-        """A validation set: so many (or such a fraction) of the training images take the place of
-        the test images, every class in proportion.
-
-        DBN chooses its hyper-parameters on 5,000 of CIFAR-10's training images (Section 4.2).
-        """
-        return split(
-            self.name,
-            self.train_images,
-            self.train_labels,
-            self.num_classes,
-            test_size=size,
-            seed=seed,
-        )
-
-    def joined(self) -> DataSet:
-        """All images to train on and none to test on, as DBN's Section 4.1 uses the faces."""
-        return replace(
-            self,
-            train_images=torch.cat([self.train_images, self.test_images]),
-            train_labels=torch.cat([self.train_labels, self.test_labels]),
-            test_images=self.test_images[:0],
-            test_labels=self.test_labels[:0],
-        )
-
-
 def scaled(images: Tensor) -> Tensor:
     """Pixels in [0, 1]: bytes are divided by 255, numbers stay as they are."""
     return images.float() / WHITE if images.dtype == torch.uint8 else images

@@ -28,8 +28,8 @@ def iternorm(group_size: int | None = None, num_iters: int = 5) -> str:
 
 #: What no paper tells, for the choices of every recipe that whitens.
 OPEN = (
-    "ε is 1e-5 and the weight of a new batch in running averages 0.1, both of which the paper leaves "
-    "open. An incomplete last batch is left out."
+    "ε is 1e-5 and a new batch has a weight of 0.1 in running averages, both of which the paper "
+    "leaves open. An incomplete last batch is left out."
 )
 #: For those that search a grid by the training loss.
 SEARCHED = "What a grid offers is chosen with the first seed; the others train with that."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..plan import Plan
 from ..recipe import Claim, Configuration, Quick, Recipe, Search
+from .common import OPEN, SEARCHED
 
 NORMS = {
     "plain": "plain",

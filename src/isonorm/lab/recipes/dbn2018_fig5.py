@@ -70,8 +70,8 @@ RECIPE = Recipe(
         "'Dividing by the variance' is read as by the deviation. The published code flips images "
         "and does not crop them, and so does this; the paper does not speak of augmentation.",
         "The paper decays 'by half every T iterations'; the published code does so smoothly. Here "
-        "in steps. Adam is searched over the same intervals, without weight decay, as in the published "
-        "code; the paper says that all else is the same.",
+        "in steps. Adam is searched over the same intervals, without weight decay, as in the "
+        "published code; the paper says that all else is the same.",
         "γ and β with both norms. The hidden layer in front of the classifier has the norm of the "
         "convolutions; in the published code it has BN in both.",
         OPEN,

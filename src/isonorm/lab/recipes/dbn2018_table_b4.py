@@ -38,7 +38,8 @@ def timed(
             for depth in paper
         ),
         choices=(
-            "Images are noise: time does not depend on what they show. 2,560 of them, three times; the median.",
+            "Images are noise: time does not depend on what they show. 2,560 of them, three times; "
+            "the median.",
             "Inference is in test_seconds, for 320 images; the paper's is for an iteration.",
         ),
         quick=replace(QUICK, train_images=8, test_images=8),
