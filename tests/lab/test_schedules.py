@@ -54,11 +54,26 @@ def test_every_optimizer_learns_with_its_rate_and_decay(name):
     assert not torch.equal(model.weight, before)
 
 
+def test_torch7s_sgd_steps_by_an_average_of_gradients():
+    """Constant gradients: v ← μv + (1 − μ)g tends to g, where torch's tends to g/(1 − μ)."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    holder = torch.nn.ParameterList([parameter])
+    plan = Plan(epochs=1, batch_size=1, lr=0.5, optimizer="torch7_sgd", momentum=0.9)
+    optimizer = plan.make_optimizer(holder)
+    steps = []
+    for _ in range(200):
+        before = parameter.item()
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+        steps.append(before - parameter.item())
+    assert steps[-1] == pytest.approx(0.5, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         ({"epochs": 0}, "at least one epoch; got 0"),
-        ({"optimizer": "sdg"}, "no optimizer called 'sdg': choose from sgd, adam, lars"),
+        ({"optimizer": "sdg"}, "no optimizer called 'sdg': choose from sgd, torch7_sgd, adam"),
     ],
 )
 def test_impossible_plans_are_refused(wrong, sentence):

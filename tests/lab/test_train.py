@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from isonorm.analysis import fisher_condition
 from isonorm.lab import checkpoints
 from isonorm.lab.data import FlipAndCrop
 from isonorm.lab.devices import make_fabric
@@ -53,6 +55,19 @@ def test_epochs_are_reported_as_they_end_and_learning_shows(data):
     assert [epoch.number for epoch in seen] == [1, 2, 3, 4]
     assert result.steps_per_epoch == 1347 // 64
     assert seen[-1].train_loss < 0.3 < 1 < seen[0].train_loss and seen[-1].test_error < 0.1
+
+
+def test_conditioning_is_measured_as_the_network_is_in_training(data):
+    plan = Plan(epochs=2, batch_size=None, lr=0.1, condition_every=2)
+    model = seeded(0, lambda: small_mlp("dbn"))
+    result = train(model, data, plan, seed=0)
+    found = [epoch.condition_number for epoch in result.epochs]
+    assert math.isnan(found[0])
+    batches, _ = open_streams(data, plan, 0, make_fabric("cpu"))
+    images = next(iter(batches))[0]
+    in_training = fisher_condition(model.train(), images)
+    assert found[1] == pytest.approx(in_training, rel=1e-2)
+    assert found[1] != pytest.approx(fisher_condition(model.eval(), images), rel=0.1)
 
 
 def test_seeds_decide_everything(data):

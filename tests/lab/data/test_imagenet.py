@@ -37,6 +37,15 @@ def test_images_are_standardized_and_belong_to_their_labels(folder):
     torch.testing.assert_close(pixels, colors.expand_as(pixels), rtol=0, atol=3)
 
 
+def test_images_can_stay_in_the_unit_interval(folder):
+    scaled = ImageNet(folder, "val", batch_size=6, size=16, num_workers=0, standardize=False)
+    usual = ImageNet(folder, "val", batch_size=6, size=16, num_workers=0)
+    images, standardized = collect(scaled)[0], collect(usual)[0]
+    assert images.min() >= 0 and images.max() <= 1
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close((images - mean) / std, standardized)
+
+
 def test_a_few_images_are_the_first_of_each_of_the_first_classes(folder):
     batches = ImageNet(folder, "val", batch_size=1, size=16, num_workers=0, few=1)
     assert batches.classes == ["n01440764"] and collect(batches)[1].tolist() == [0]
