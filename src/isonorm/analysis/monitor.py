@@ -1,12 +1,12 @@
 """The analysis' numbers while a model trains: every k steps, at a bounded cost.
 
-Hooks stand only during the steps that are looked at. In between nothing of the model differs from
-an unwatched one, and a step costs one comparison.
+Hooks stand only during the steps that are measured. In between nothing of the model differs from
+an unwatched one, and a step costs two comparisons.
 """
 
 from __future__ import annotations
 
-import sys
+import weakref
 from math import ceil, isfinite
 from os import PathLike
 from types import TracebackType
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..layers.kinds import is_norm
 from ..statistics import Statistics, measure
+from ._eager import compiler_is_loaded, force_eager
 from ._layers import (
     Layers,
     channels_first,
@@ -49,20 +50,20 @@ class Monitor:
 
     Each record holds a step, a layer and its numbers: ``condition_number``, ``effective_rank``,
     ``off_diagonal_energy``, ``largest`` and ``smallest`` eigenvalue of the output's covariance; its
-    drift since the last look (``mean_drift``, ``scale_drift``, ``covariance_drift``);
+    drift since the last measurement (``mean_drift``, ``scale_drift``, ``covariance_drift``);
     ``weight_norm``, ``gradient_norm`` and, with an optimizer, ``effective_lr``; for norms, where
     asked for, ``snd``. A number that is infinite or does not exist is None.
 
     Args:
-        model: only modules in training mode are looked at, so validation passes do not count. One
-            for ``torch.compile`` is compiled first; steps that are looked at run uncompiled.
-        every: steps from one look to the next; None turns the monitor off.
+        model: only modules in training mode are measured, so validation passes do not count. One
+            for ``torch.compile`` is compiled first; steps that are measured run uncompiled.
+        every: steps from one measurement to the next; None turns the monitor off.
         layers: names, a pattern, or a function of name and module; None: all linear, convolution
             and normalization layers.
         of: "output" or "input".
-        max_samples, max_channels: what one look takes of an activation at most, evenly over
-            examples and positions, and the first channels: this bounds a look's cost. A
-            condition number from few samples comes out too large.
+        max_samples, max_channels: what one measurement takes of an activation at most, evenly
+            over examples and positions, and the first channels: this bounds its cost. A condition
+            number from few samples comes out too large.
         disturbance: measures each norm's SND, too, on the step's batch: half of it at a time, 4
             samples in 4 batches, which is the dearest of the numbers.
         optimizer: for the effective learning rates, η/‖W‖².
@@ -109,7 +110,7 @@ class Monitor:
             raise
         self._steps = 0
         self._handles: list[Any] = []
-        self._uncompiled: Any = None
+        self._uncompiled: weakref.finalize | None = None
         self._seen: dict[str, Tensor] = {}
         self._batches: dict[str, Tensor] = {}
         self._before: dict[str, Statistics] = {}
@@ -123,18 +124,20 @@ class Monitor:
         if self._handles:
             self._detach()
             if self._seen:  # a step without a forward pass in training mode has nothing to show
-                self._look()
+                self._measure()
+        force_eager.settle()  # a block that ended since may have brought it back
         self._steps += 1
         self._attach_if_due()
 
     def close(self) -> None:
         """Removes the hooks and closes the files. Calling it again does nothing."""
         self._detach()
+        force_eager.settle()
         self.every = None
         self._close_sinks()
 
     def table(self) -> Table:
-        """The latest look as a rich table."""
+        """The latest measurement as a rich table."""
         from ._sinks import as_table
 
         return as_table(self.latest)
@@ -150,11 +153,6 @@ class Monitor:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # Whoever drops a monitor without closing it must not be left without compiled code.
-        if getattr(self, "_uncompiled", None) is not None:
-            self._detach()
-
     def _close_sinks(self) -> None:
         while self._sinks:
             self._sinks.pop().close()
@@ -168,15 +166,18 @@ class Monitor:
                 for name, module in self.layers.items()
             ]
             # Compiled code would not see the hooks, or keep them for good.
-            if "torch._dynamo" in sys.modules:
-                self._uncompiled = torch.compiler.set_stance("force_eager")
+            if compiler_is_loaded():
+                force_eager.hold()
+                # Whoever drops a monitor without closing it must not be left without compiled code.
+                self._uncompiled = weakref.finalize(self, force_eager.release)
+                self._uncompiled.atexit = False
 
     def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
         if self._uncompiled is not None:
-            self._uncompiled.__exit__(None, None, None)
+            self._uncompiled()
             self._uncompiled = None
 
     @torch.no_grad()
@@ -200,10 +201,10 @@ class Monitor:
             x = x[:, :, :: ceil(x.shape[2] / wanted)]
         return x.clone()
 
-    # --- a look -----------------------------------------------------------------------------------
+    # --- a measurement ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _look(self) -> None:
+    def _measure(self) -> None:
         self.latest = []
         for name, module in self.layers.items():
             if name in self._seen:
