@@ -6,8 +6,9 @@ an unwatched one, and a step costs two comparisons.
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from math import ceil, isfinite
+from math import ceil, isfinite, nan
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +23,7 @@ from ._layers import (
     Layers,
     channels_first,
     first_tensor,
+    input_of,
     is_weighted,
     learned_weight,
     select_layers,
@@ -162,7 +164,7 @@ class Monitor:
     def _attach_if_due(self) -> None:
         if self.every is not None and self._steps % self.every == 0:
             self._handles = [
-                module.register_forward_hook(_Hook(self, name))
+                module.register_forward_hook(_Hook(self, name), with_kwargs=True)
                 for name, module in self.layers.items()
             ]
             # Compiled code would not see the hooks, or keep them for good.
@@ -181,10 +183,9 @@ class Monitor:
             self._uncompiled = None
 
     @torch.no_grad()
-    def _see(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def _see(self, name: str, module: nn.Module, batch: Tensor | None, output: Any) -> None:
         if not module.training:
             return
-        batch = first_tensor(args)
         activation = batch if self.of == "input" else first_tensor(output)
         if activation is None or activation.numel() == 0 or activation.dim() < 2:
             return  # nothing that has channels
@@ -235,10 +236,22 @@ class Monitor:
             numbers["effective_lr"] = rates[""]
         batch = self._batches.get(name)
         if batch is not None and len(batch) >= 4:
-            values = snd(module, batch, batch_size=len(batch) // 2, num_samples=4, num_batches=4,
-                         generator=self._generator)  # fmt: skip
-            numbers["snd"] = values.mean().item()
+            numbers["snd"] = self._disturbance_of(name, module, batch)
         return numbers
+
+    def _disturbance_of(self, name: str, norm: nn.Module, batch: Tensor) -> float:
+        """NaN where a norm cannot be called by itself, which is no reason to stop the training."""
+        try:
+            values = snd(norm, batch, batch_size=len(batch) // 2, num_samples=4, num_batches=4,
+                         generator=self._generator)  # fmt: skip
+        except Exception as error:
+            warnings.warn(
+                f"the disturbance of layer {name!r} could not be measured and is None: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+            return nan
+        return values.mean().item()
 
 
 class _Hook:
@@ -249,9 +262,9 @@ class _Hook:
     def __init__(self, monitor: Monitor | None, name: str) -> None:
         self._monitor, self._name = monitor, name
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
         if self._monitor is not None:
-            self._monitor._see(self._name, module, args, output)
+            self._monitor._see(self._name, module, input_of(module, args, keywords), output)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None, str]]:
         return _Hook, (None, self._name)
