@@ -220,7 +220,7 @@ class Monitor:
 
     def _numbers(self, name: str, module: nn.Module, x: Tensor) -> dict[str, float]:
         statistics = measure(features_of(x))
-        numbers = summary_of(statistics.cov[0], rounding_of(x))._asdict()
+        numbers = summary_of(statistics.cov[0], rounding_of(x, statistics.mean))._asdict()
         before = self._before.get(name)
         if before is not None and before.cov.shape == statistics.cov.shape:
             moved = drift_of(before, statistics)._asdict()
