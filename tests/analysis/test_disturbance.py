@@ -42,11 +42,9 @@ def test_batchnorm_on_gaussian_data_agrees_with_a_direct_estimate(batch_size):
 
 def test_standard_errors_cover_what_repetition_shows():
     """Over repetitions the mean scatters as its standard error says, within a factor of 1.5."""
-    x = torch.randn(5000, 4)
-    runs = [
-        snd_with_error(nn.BatchNorm1d(4), x, batch_size=8, num_samples=16, num_batches=8)
-        for _ in range(60)
-    ]
+    x, draws = torch.randn(5000, 4), torch.Generator().manual_seed(0)
+    sizes = dict(batch_size=8, num_samples=16, num_batches=8)
+    runs = [snd_with_error(nn.BatchNorm1d(4), x, **sizes, generator=draws) for _ in range(60)]
     scatter = torch.tensor([run.mean for run in runs]).std()
     stated = torch.tensor([run.error for run in runs]).mean()
     assert 1 / 1.5 < scatter / stated < 1.5

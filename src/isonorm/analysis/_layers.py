@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from ..layers.kinds import NORMS
 from ..weights import EquiLinear
-from ._state import undisturbed
+from ._state import random_state_kept, undisturbed
 
 #: Which layers: names, a shell pattern, a function of name and module, or None for a default.
 Layers = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
@@ -68,12 +69,34 @@ def first_tensor(value: Any) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def tensor_of(value: Any) -> Tensor:
-    """The same of a module that must have it."""
+def tensor_of(value: Any, what: str = "the model's output") -> Tensor:
+    """The same where it must be there; ``what`` is for the error."""
     found = first_tensor(value)
     if found is None:
-        raise TypeError(f"expected a layer of tensors; it passes {type(value).__name__}.")
+        raise TypeError(f"{what} must be or begin with a tensor; got {type(value).__name__}.")
     return found
+
+
+def input_of(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
+    """The first tensor that a module was called with, in the order of its own parameters."""
+    values = list(args)
+    if keywords:
+        order = [name for name in inspect.signature(module.forward).parameters if name in keywords]
+        values += (keywords[name] for name in dict.fromkeys([*order, *keywords]))
+    return next((found for value in values if (found := first_tensor(value)) is not None), None)
+
+
+def input_named(name: str, module: nn.Module, args: Any, keywords: Any) -> Tensor:
+    """The input of a layer that must have one; its name is for the error."""
+    found = input_of(module, args, keywords)
+    if found is None:
+        given = ", ".join(type(value).__name__ for value in (*args, *keywords.values()))
+        raise TypeError(f"layer {name!r} must be called with a tensor; got {given or 'nothing'}.")
+    return found
+
+
+def output_named(name: str, output: Any) -> Tensor:
+    return tensor_of(output, f"the output of layer {name!r}")
 
 
 def channels_first(module: nn.Module, x: Tensor) -> Tensor:
@@ -98,17 +121,18 @@ def watching(
         raise ValueError(f"of must be 'input' or 'output'; got {of!r}.")
 
     def hook(name: str) -> Callable[..., None]:
-        def seen(module: nn.Module, args: Any, output: Any) -> None:
-            see(name, channels_first(module, tensor_of(args if of == "input" else output)))
+        def seen(module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
+            found = (
+                input_named(name, module, args, keywords)
+                if of == "input"
+                else output_named(name, output)
+            )
+            see(name, channels_first(module, found))
 
         return seen
 
-    handles = [module.register_forward_hook(hook(name)) for name, module in layers.items()]
-    try:
+    with _hooked(layers, hook):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -122,21 +146,29 @@ def tapping(layers: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Te
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def hook(name: str) -> Callable[..., Tensor | None]:
-        def see(module: nn.Module, args: Any, output: Any) -> Tensor | None:
-            y = tensor_of(output)
+        def see(module: nn.Module, args: Any, keywords: Any, output: Any) -> Tensor | None:
+            y = output_named(name, output)
             if not y.requires_grad:
                 y = y.detach().requires_grad_()
-            seen[name] = tensor_of(args).detach(), y
+            seen[name] = input_named(name, module, args, keywords).detach(), y
             return y.clone() if isinstance(output, Tensor) else None
 
         return see
 
-    handles = [module.register_forward_hook(hook(name)) for name, module in layers.items()]
-    try:
+    with _hooked(layers, hook):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+@contextmanager
+def _hooked(
+    layers: dict[str, nn.Module], hook: Callable[[str], Callable[..., Any]]
+) -> Iterator[None]:
+    """Each layer has its hook, which sees arguments by keyword, too, for the length of a block."""
+    with ExitStack() as stack:
+        for name, module in layers.items():
+            handle = module.register_forward_hook(hook(name), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
 
 
 def learned_weight(name: str, module: nn.Module) -> Tensor:
@@ -173,6 +205,6 @@ def observe(
         answers[name] = question(activation.detach())
 
     chosen = select_layers(model, layers)
-    with undisturbed(model), torch.no_grad(), watching(chosen, see, of):
+    with undisturbed(model), random_state_kept(), torch.no_grad(), watching(chosen, see, of):
         call(model, inputs)
     return {name: answers[name] for name in chosen if name in answers}

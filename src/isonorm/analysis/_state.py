@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..layers.running import RunningTransform
 from ..surgery.freezing import modes_kept
+from ..weights.state import EquilibriumState
 
 _RUNNING = ("running_", "num_batches_tracked")
 
@@ -68,11 +71,19 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def random_state_kept() -> Iterator[None]:
+    """Torch's generators are after the block as before: the CPU's, and those of GPUs in use."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(gpus):
+        yield
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
     """Whatever is random inside the block follows from the seed; torch's generators stay as they
     were.
     """
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with random_state_kept():
         torch.manual_seed(seed)
         yield
 
@@ -88,6 +99,32 @@ def observed(model: nn.Module, *, train: bool) -> Iterator[nn.Module]:
             yield model
 
 
+class _BatchNormAlone(_BatchNorm):
+    """What a SyncBatchNorm is without the other ranks, of which None would mean all."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input (N, C, *); got shape {tuple(input.shape)}.")
+
+
+def copy_to_try(model: nn.Module, *, train: bool = False) -> nn.Module:
+    """A copy of a model, in its present mode or in training, that keeps no statistics and speaks to
+    no other rank: those are busy with their training, and the batch to be tried is the one given.
+    """
+    # A process group cannot be copied: the copy has the same, until it has none.
+    groups = (getattr(module, "process_group", None) for module in model.modules())
+    model = copy.deepcopy(model, {id(group): group for group in groups if group is not None})
+    for module in model.modules():
+        if type(module) is nn.SyncBatchNorm:
+            module.__class__ = _BatchNormAlone  # type: ignore[assignment]
+        elif isinstance(module, RunningTransform | EquilibriumState):
+            module.process_group = ""
+    if train:
+        model.train()
+    set_aside_running_statistics(model)
+    return model
+
+
 def in_training(norm: nn.Module | Callable[..., Any]) -> Callable[[Tensor], Tensor]:
     """A layer or function as a map from a batch to its normalized batch, as in training.
 
@@ -95,8 +132,7 @@ def in_training(norm: nn.Module | Callable[..., Any]) -> Callable[[Tensor], Tens
     ``(y, statistics)``, as those of ``isonorm.functional`` do, y is taken.
     """
     if isinstance(norm, nn.Module):
-        norm = copy.deepcopy(norm).train()
-        set_aside_running_statistics(norm)
+        norm = copy_to_try(norm, train=True)
     elif not callable(norm):
         raise TypeError(f"expected a layer or a function; got {type(norm).__name__}.")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ._data import draw_distinct, examples
-from ._state import in_training
+from ._state import in_training, random_state_kept
 from .conditioning import wide
 
 
@@ -23,6 +23,7 @@ class AxisSwaps(NamedTuple):
     similarity: Tensor  # mean over axes of |correlation| with the same axis in the other batch
 
 
+@random_state_kept()
 @torch.no_grad()
 def axis_swaps(
     norm: nn.Module | Callable[..., Any],
@@ -39,7 +40,8 @@ def axis_swaps(
     Every batch holds the same ``num_shared`` points (None: half the batch; DBN Fig. 1's blue ones)
     and others that differ. An output axis is what the shared points look like along it: it has
     swapped between two batches when it is correlated more with another axis of the second batch
-    than with itself there. Chance would swap (C − 1)/C of them.
+    than with itself there. Chance would swap (C − 1)/C of them. Without a ``generator``, which is
+    on the CPU, batches are drawn from torch's own, which stays as it was.
 
     >>> import isonorm
     >>> x = torch.randn(2000, 8)  # no direction has more variance than another

@@ -52,7 +52,8 @@ def condition_number(x: Tensor, fraction: float = 1.0) -> float:
     >>> round(condition_number(x)), round(condition_number(x, fraction=0.5))
     (9, 2)
     """
-    return condition_of(spectrum(x), fraction, rounding_of(x))
+    statistics = measure(features_of(x))
+    return condition_of(eigenvalues(statistics.cov[0]), fraction, rounding_of(x, statistics.mean))
 
 
 def effective_rank(x: Tensor) -> float:
@@ -82,7 +83,8 @@ def condition(x: Tensor) -> Conditioning:
     >>> 1 < c.condition_number < 2 and 3.9 < c.effective_rank < 4
     True
     """
-    return summary_of(covariance(x), rounding_of(x))
+    statistics = measure(features_of(x))
+    return summary_of(statistics.cov[0], rounding_of(x, statistics.mean))
 
 
 def layer_conditioning(
@@ -116,7 +118,32 @@ def eigenvalues(matrix: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(matrix).flip(-1).clamp(min=0)
 
 
-def summary_of(matrix: Tensor, rounding: float = 0.0) -> Conditioning:
+class Rounding(NamedTuple):
+    """What the dtype of data does to their covariance."""
+
+    eps: float
+    offset: float  # the largest |mean| of a channel
+
+    def variance(self, largest: float) -> float:
+        """How much may be rounding where the largest eigenvalue is this: eps² of it, from
+        arithmetic; and a number is stored with an error of half an eps of itself, mean included.
+        """
+        return self.eps**2 * max(largest, (self.offset / 2) ** 2)
+
+
+EXACT = Rounding(0.0, 0.0)
+
+
+def rounding_of(x: Tensor, mean: Tensor | None = None) -> Rounding:
+    """That of x, from the means of its channels; None: of moments about zero, whose largest
+    eigenvalue has the means in it.
+    """
+    if not x.is_floating_point():
+        return EXACT
+    return Rounding(torch.finfo(x.dtype).eps, 0.0 if mean is None else mean.abs().max().item())
+
+
+def summary_of(matrix: Tensor, rounding: Rounding = EXACT) -> Conditioning:
     values = eigenvalues(matrix)
     return Conditioning(
         condition_of(values, rounding=rounding),
@@ -127,20 +154,15 @@ def summary_of(matrix: Tensor, rounding: float = 0.0) -> Conditioning:
     )
 
 
-def condition_of(values: Tensor, fraction: float = 1.0, rounding: float = 0.0) -> float:
+def condition_of(values: Tensor, fraction: float = 1.0, rounding: Rounding = EXACT) -> float:
     """λ₁/λ_p from descending eigenvalues, infinite where λ_p is rounding: that of the eigenvalues
-    (``torch.linalg.matrix_rank``'s bound), or that of the data, as a share of λ₁.
+    (``torch.linalg.matrix_rank``'s bound), or that of the data.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be above 0 and at most 1; got {fraction}.")
     largest, smallest = values[0].item(), values[ceil(fraction * len(values)) - 1].item()
-    floor = largest * max(len(values) * torch.finfo(values.dtype).eps, rounding)
+    floor = max(largest * len(values) * torch.finfo(values.dtype).eps, rounding.variance(largest))
     return inf if smallest <= floor else largest / smallest
-
-
-def rounding_of(x: Tensor) -> float:
-    """The variance that rounding to x's dtype may add, relative to x's own."""
-    return torch.finfo(x.dtype).eps ** 2 if x.is_floating_point() else 0.0
 
 
 def rank_of(values: Tensor) -> float:

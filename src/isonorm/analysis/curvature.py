@@ -104,10 +104,9 @@ def curvature_operator(
             "curvature needs parameters: the model has none that requires a gradient and that "
             "parameters= chooses."
         )
-    device = chosen[0].device
 
     def forward(module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        with seeded(seed, device):
+        with seeded(seed):
             return module(_pair(batch)[0])
 
     def of_output(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ._data import draw_distinct, examples
-from ._state import in_training
+from ._state import in_training, random_state_kept
 
 #: Numbers in one call: batches are normalized together up to this size. Larger ones gain nothing
 #: by it, and lose the layers' explicit path.
@@ -62,7 +62,7 @@ def snd(
 
     Args:
         norm: a layer of this package or of torch, a whole network, or a function of a batch. A
-            layer is measured in training mode, on a copy.
+            layer is measured in training mode, on a copy that speaks to no other rank.
         data: examples (M, C, *), or an iterable of batches, of which one pass is read.
         batch_size: B; the sample and B − 1 others, drawn without repetition, as in an epoch. So
             M examples disturb less than endless ones, by about √((M − B)/(M − 2)).
@@ -70,7 +70,8 @@ def snd(
         num_batches: s, for each sample. Eq. 10 measures deviations from the mean of the same s
             outputs, which makes it small by √((s − 1)/s): 3 % at s = 16. The value is the
             paper's; divide by that factor to compare estimates with different s.
-        generator: for reproducible draws, on the CPU.
+        generator: to draw from, on the CPU. None: torch's own, which stays as it was, so that the
+            next call draws the same.
         chunk_size: how many batches are normalized together, by ``torch.vmap``; None: as many as
             have 2¹⁹ numbers. 1 calls ``norm`` batch by batch.
     """
@@ -85,6 +86,7 @@ def snd(
     ).values
 
 
+@random_state_kept()
 @torch.no_grad()
 def snd_with_error(
     norm: nn.Module | Callable[..., Any],

@@ -26,12 +26,14 @@ from ._layers import (
     Layers,
     call,
     channels_first,
+    input_named,
     is_weighted,
+    output_named,
     select_layers,
     tapping,
     tensor_of,
 )
-from ._state import undisturbed
+from ._state import random_state_kept, undisturbed
 from .conditioning import Conditioning, condition_of, eigenvalues, rounding_of, summary_of, wide
 
 #: Numbers in one product of features: larger sets of examples are taken in parts.
@@ -93,13 +95,14 @@ def fisher_spectrum(
     name, last = _classifier(model, layer)
     seen: dict[str, Tensor] = {}
 
-    def see(module: nn.Module, args: Any, output: Any) -> None:
+    def see(module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
         # copies: what follows may work in place
-        seen["features"], seen["logits"] = tensor_of(args).clone(), tensor_of(output).clone()
+        seen["features"] = input_named(name, module, args, keywords).clone()
+        seen["logits"] = output_named(name, output).clone()
 
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack, torch.no_grad(), random_state_kept():
         stack.enter_context(undisturbed(model))
-        stack.callback(last.register_forward_hook(see).remove)
+        stack.callback(last.register_forward_hook(see, with_kwargs=True).remove)
         call(model, inputs)
     if not seen:
         raise ValueError(f"layer {name!r} did not run when the model was called.")
@@ -148,7 +151,8 @@ def fisher_factors(
     Without ``labels`` they are drawn from the model's own softmax, which makes it the Fisher
     information; with them it is the empirical one. Positions of a convolution's maps count as
     samples, and its features are channels. Gradients are those of one example's loss (the mean's,
-    times N). ``generator``, of the model's device, makes the draws reproducible.
+    times N). Labels are drawn from ``generator``, of the model's device; None: from torch's own,
+    which stays as it was, so that the next call draws the same.
 
     >>> model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     >>> found = fisher_factors(model, torch.randn(50, 6))
@@ -156,19 +160,15 @@ def fisher_factors(
     (['0', '3'], inf)
     """
     chosen = select_layers(model, layers, default=is_weighted)
-    with undisturbed(model), torch.enable_grad(), tapping(chosen) as seen:
-        logits = tensor_of(call(model, inputs))
+    # Checkpointed parts run again in backward, which must not disturb the model either.
+    with undisturbed(model), random_state_kept(), torch.enable_grad():
+        with tapping(chosen) as seen:
+            logits = tensor_of(call(model, inputs))
         if labels is None:
-            if logits.dim() != 2:
-                raise ValueError(
-                    "labels can be drawn for logits (N, K); got logits of shape "
-                    f"{tuple(logits.shape)}: pass labels."
-                )
-            shares = logits.detach().softmax(-1)
-            labels = torch.multinomial(shares, 1, generator=generator).squeeze(-1)
+            labels = _drawn_from(logits.detach(), generator)
         total = loss(logits, labels) * len(logits)
-    outputs = [output for _, output in seen.values()]
-    gradients = torch.autograd.grad(total, outputs, allow_unused=True)
+        outputs = [output for _, output in seen.values()]
+        gradients = torch.autograd.grad(total, outputs, allow_unused=True)
     return {
         name: FisherFactors(
             _about_zero(chosen[name], seen[name][0]), _about_zero(chosen[name], gradient)
@@ -176,6 +176,16 @@ def fisher_factors(
         for name, gradient in zip(seen, gradients, strict=True)
         if gradient is not None
     }
+
+
+def _drawn_from(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A label for each of (N, K) logits, by the softmax's probabilities."""
+    if logits.dim() != 2:
+        raise ValueError(
+            "labels can be drawn for logits (N, K); got logits of shape "
+            f"{tuple(logits.shape)}: pass labels."
+        )
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
 
 def _about_zero(layer: nn.Module, x: Tensor) -> Conditioning:

@@ -10,7 +10,6 @@ The input is the survey's x_{k−1}.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ._layers import Layers, call, is_weighted, learned_weight, select_layers, tapping, tensor_of
-from ._state import seeded, set_aside_running_statistics
+from ._state import copy_to_try, seeded
 
 
 class ScaleFactors(NamedTuple):
@@ -57,7 +56,7 @@ def scale_invariance(
     times 1/2, the layer's own.
 
     Args:
-        model: in its present mode, on a copy.
+        model: in its present mode, on a copy that speaks to no other rank.
         loss: of the model's output. None: a fixed random linear function of it, whose gradient at
             the output does not change with the weights; the table assumes this.
         layers: whose weights are scaled and who is seen; None: all linear layers and convolutions.
@@ -66,8 +65,7 @@ def scale_invariance(
     """
     if not alpha > 0:
         raise ValueError(f"alpha must be positive; got {alpha}.")
-    model = copy.deepcopy(model)
-    set_aside_running_statistics(model)
+    model = copy_to_try(model)
     chosen = select_layers(model, layers, default=is_weighted)
     weights = {name: learned_weight(name, module) for name, module in chosen.items()}
     before = _measure(model, inputs, chosen, weights, loss)
@@ -127,7 +125,7 @@ def _measure(model, inputs, chosen, weights, loss) -> dict[str, tuple[Tensor, ..
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         # dropout and the linear loss, alike before and after
-        stack.enter_context(seeded(0, next(iter(weights.values())).device))
+        stack.enter_context(seeded(0))
         seen = stack.enter_context(tapping(chosen))
         for weight in weights.values():
             weight.requires_grad_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ._layers import tensor_of
-from ._state import set_aside_running_statistics
+from ._state import copy_to_try, random_state_kept
 from .conditioning import wide
 
 
+@random_state_kept()
 def jacobian_singular_values(
     model: nn.Module | Callable[[Tensor], Tensor],
     x: Tensor,
@@ -32,13 +32,12 @@ def jacobian_singular_values(
     >>> jacobian_singular_values(rotate, torch.randn(2, 3)).round(decimals=4).tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
 
-    The model runs in its present mode, on a copy, by ``torch.func.jacrev``, which takes
-    ``chunk_size`` outputs at a time.
+    The model runs in its present mode, on a copy that speaks to no other rank, by
+    ``torch.func.jacrev``, which takes ``chunk_size`` outputs at a time.
     """
     function: Any = model
     if isinstance(model, nn.Module):
-        function = copy.deepcopy(model).requires_grad_(False)
-        set_aside_running_statistics(function)
+        function = copy_to_try(model).requires_grad_(False)
     jacobian = torch.func.jacrev(
         lambda x: tensor_of(function(x)).flatten(1), chunk_size=chunk_size
     )(x)  # (N, outputs, N, …)  # fmt: skip

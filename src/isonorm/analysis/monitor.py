@@ -1,13 +1,14 @@
 """The analysis' numbers while a model trains: every k steps, at a bounded cost.
 
-Hooks stand only during the steps that are looked at. In between nothing of the model differs from
-an unwatched one, and a step costs one comparison.
+Hooks stand only during the steps that are measured. In between nothing of the model differs from
+an unwatched one, and a step costs two comparisons.
 """
 
 from __future__ import annotations
 
-import sys
-from math import ceil, isfinite
+import warnings
+import weakref
+from math import ceil, isfinite, nan
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 
 from ..layers.kinds import is_norm
 from ..statistics import Statistics, measure
+from ._eager import compiler_is_loaded, force_eager
 from ._layers import (
     Layers,
     channels_first,
     first_tensor,
+    input_of,
     is_weighted,
     learned_weight,
     select_layers,
@@ -49,20 +52,20 @@ class Monitor:
 
     Each record holds a step, a layer and its numbers: ``condition_number``, ``effective_rank``,
     ``off_diagonal_energy``, ``largest`` and ``smallest`` eigenvalue of the output's covariance; its
-    drift since the last look (``mean_drift``, ``scale_drift``, ``covariance_drift``);
+    drift since the last measurement (``mean_drift``, ``scale_drift``, ``covariance_drift``);
     ``weight_norm``, ``gradient_norm`` and, with an optimizer, ``effective_lr``; for norms, where
     asked for, ``snd``. A number that is infinite or does not exist is None.
 
     Args:
-        model: only modules in training mode are looked at, so validation passes do not count. One
-            for ``torch.compile`` is compiled first; steps that are looked at run uncompiled.
-        every: steps from one look to the next; None turns the monitor off.
+        model: only modules in training mode are measured, so validation passes do not count. One
+            for ``torch.compile`` is compiled first; steps that are measured run uncompiled.
+        every: steps from one measurement to the next; None turns the monitor off.
         layers: names, a pattern, or a function of name and module; None: all linear, convolution
             and normalization layers.
         of: "output" or "input".
-        max_samples, max_channels: what one look takes of an activation at most, evenly over
-            examples and positions, and the first channels: this bounds a look's cost. A
-            condition number from few samples comes out too large.
+        max_samples, max_channels: what one measurement takes of an activation at most, evenly
+            over examples and positions, and the first channels: this bounds its cost. A condition
+            number from few samples comes out too large.
         disturbance: measures each norm's SND, too, on the step's batch: half of it at a time, 4
             samples in 4 batches, which is the dearest of the numbers.
         optimizer: for the effective learning rates, η/‖W‖².
@@ -109,7 +112,7 @@ class Monitor:
             raise
         self._steps = 0
         self._handles: list[Any] = []
-        self._uncompiled: Any = None
+        self._uncompiled: weakref.finalize | None = None
         self._seen: dict[str, Tensor] = {}
         self._batches: dict[str, Tensor] = {}
         self._before: dict[str, Statistics] = {}
@@ -123,18 +126,20 @@ class Monitor:
         if self._handles:
             self._detach()
             if self._seen:  # a step without a forward pass in training mode has nothing to show
-                self._look()
+                self._measure()
+        force_eager.settle()  # a block that ended since may have brought it back
         self._steps += 1
         self._attach_if_due()
 
     def close(self) -> None:
         """Removes the hooks and closes the files. Calling it again does nothing."""
         self._detach()
+        force_eager.settle()
         self.every = None
         self._close_sinks()
 
     def table(self) -> Table:
-        """The latest look as a rich table."""
+        """The latest measurement as a rich table."""
         from ._sinks import as_table
 
         return as_table(self.latest)
@@ -150,11 +155,6 @@ class Monitor:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # Whoever drops a monitor without closing it must not be left without compiled code.
-        if getattr(self, "_uncompiled", None) is not None:
-            self._detach()
-
     def _close_sinks(self) -> None:
         while self._sinks:
             self._sinks.pop().close()
@@ -164,26 +164,28 @@ class Monitor:
     def _attach_if_due(self) -> None:
         if self.every is not None and self._steps % self.every == 0:
             self._handles = [
-                module.register_forward_hook(_Hook(self, name))
+                module.register_forward_hook(_Hook(self, name), with_kwargs=True)
                 for name, module in self.layers.items()
             ]
             # Compiled code would not see the hooks, or keep them for good.
-            if "torch._dynamo" in sys.modules:
-                self._uncompiled = torch.compiler.set_stance("force_eager")
+            if compiler_is_loaded():
+                force_eager.hold()
+                # Whoever drops a monitor without closing it must not be left without compiled code.
+                self._uncompiled = weakref.finalize(self, force_eager.release)
+                self._uncompiled.atexit = False
 
     def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
         if self._uncompiled is not None:
-            self._uncompiled.__exit__(None, None, None)
+            self._uncompiled()
             self._uncompiled = None
 
     @torch.no_grad()
-    def _see(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def _see(self, name: str, module: nn.Module, batch: Tensor | None, output: Any) -> None:
         if not module.training:
             return
-        batch = first_tensor(args)
         activation = batch if self.of == "input" else first_tensor(output)
         if activation is None or activation.numel() == 0 or activation.dim() < 2:
             return  # nothing that has channels
@@ -200,10 +202,10 @@ class Monitor:
             x = x[:, :, :: ceil(x.shape[2] / wanted)]
         return x.clone()
 
-    # --- a look -----------------------------------------------------------------------------------
+    # --- a measurement ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _look(self) -> None:
+    def _measure(self) -> None:
         self.latest = []
         for name, module in self.layers.items():
             if name in self._seen:
@@ -218,7 +220,7 @@ class Monitor:
 
     def _numbers(self, name: str, module: nn.Module, x: Tensor) -> dict[str, float]:
         statistics = measure(features_of(x))
-        numbers = summary_of(statistics.cov[0], rounding_of(x))._asdict()
+        numbers = summary_of(statistics.cov[0], rounding_of(x, statistics.mean))._asdict()
         before = self._before.get(name)
         if before is not None and before.cov.shape == statistics.cov.shape:
             moved = drift_of(before, statistics)._asdict()
@@ -234,10 +236,22 @@ class Monitor:
             numbers["effective_lr"] = rates[""]
         batch = self._batches.get(name)
         if batch is not None and len(batch) >= 4:
-            values = snd(module, batch, batch_size=len(batch) // 2, num_samples=4, num_batches=4,
-                         generator=self._generator)  # fmt: skip
-            numbers["snd"] = values.mean().item()
+            numbers["snd"] = self._disturbance_of(name, module, batch)
         return numbers
+
+    def _disturbance_of(self, name: str, norm: nn.Module, batch: Tensor) -> float:
+        """NaN where a norm cannot be called by itself, which is no reason to stop the training."""
+        try:
+            values = snd(norm, batch, batch_size=len(batch) // 2, num_samples=4, num_batches=4,
+                         generator=self._generator)  # fmt: skip
+        except Exception as error:
+            warnings.warn(
+                f"the disturbance of layer {name!r} could not be measured and is None: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+            return nan
+        return values.mean().item()
 
 
 class _Hook:
@@ -248,9 +262,9 @@ class _Hook:
     def __init__(self, monitor: Monitor | None, name: str) -> None:
         self._monitor, self._name = monitor, name
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
         if self._monitor is not None:
-            self._monitor._see(self._name, module, args, output)
+            self._monitor._see(self._name, module, input_of(module, args, keywords), output)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None, str]]:
         return _Hook, (None, self._name)
