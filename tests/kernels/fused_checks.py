@@ -9,13 +9,7 @@ from isonorm import area, operation
 from isonorm.kernels import autograd
 from isonorm.kernels.plan import make_plan
 from isonorm.recovery import Affine, Coloring
-from tests.kernels.checks import (
-    DEVICE,
-    EXACT_TOLERANCE,
-    TOLERANCE,
-    make_inputs,
-    relative_error,
-)
+from tests.kernels.checks import DEVICE, EXACT_TOLERANCE, TOLERANCE, make_inputs, relative_error
 
 COLORED = [
     (area.batch(5), operation.whiten("newton", 5), None),

@@ -9,12 +9,7 @@ import torch
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import (
-    INTERPRETING,
-    choose,
-    float32_precision,
-    has_room_for_activation,
-)
+from isonorm.kernels import INTERPRETING, choose, float32_precision, has_room_for_activation
 from tests.kernels.checks import (
     DEVICE,
     OPERATIONS,

@@ -12,10 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import isonorm
-from tests.surgery.checkpoints.states import (
-    Holder,
-    network,
-)
+from tests.surgery.checkpoints.states import Holder, network
 
 
 def test_what_is_written_is_read_back(path):

@@ -11,15 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import isonorm
-from tests.surgery.checkpoints.states import (
-    C,
-    D,
-    Holder,
-    affine,
-    in_model,
-    model_with,
-    symmetric,
-)
+from tests.surgery.checkpoints.states import C, D, Holder, affine, in_model, model_with, symmetric
 
 
 def whitened(x, w, mean, state):
