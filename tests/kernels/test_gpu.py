@@ -9,32 +9,31 @@ import torch
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import (
-    INTERPRETING,
-    choose,
-    float32_precision,
-    has_room_for_activation,
-)
+from isonorm.kernels import INTERPRETING, choose, float32_precision, has_room_for_activation
 from tests.kernels.checks import (
-    COLORED,
     DEVICE,
-    FUSED,
     OPERATIONS,
     SHAPES,
     TOLERANCE,
     WITHIN_EXAMPLES,
     check,
-    check_colored,
+    check_large_groups,
+)
+from tests.kernels.edge_checks import (
     check_edges,
     check_formats,
-    check_fused,
-    check_fused_operators,
     check_gradients_of_full_whitening,
-    check_large_groups,
     check_large_means,
     check_parameters_alone,
     check_range_of_float16,
     check_tracers,
+)
+from tests.kernels.fused_checks import (
+    COLORED,
+    FUSED,
+    check_colored,
+    check_fused,
+    check_fused_operators,
     check_twice_differentiated,
 )
 from tests.kernels.shortcut_checks import (
@@ -141,7 +140,7 @@ def test_the_shortcut_compiled() -> None:
 
 
 @pytest.mark.gpu
-def test_edges() -> None:
+def test_kernels_at_the_edges() -> None:
     check_edges()
     check_formats()
     check_parameters_alone()

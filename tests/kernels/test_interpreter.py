@@ -14,10 +14,14 @@ ROOT = Path(__file__).parents[2]
 IMPORTS = """
 import torch
 from tests.kernels.checks import (
-    COLORED, FUSED, OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_colored, check_edges,
-    check_formats, check_fused, check_fused_operators, check_gradients_of_full_whitening,
-    check_large_groups, check_large_means, check_parameters_alone, check_range_of_float16,
-    check_synchronized, check_tracers, check_twice_differentiated
+    OPERATIONS, SHAPES, WITHIN_EXAMPLES, area, check, check_large_groups, check_synchronized
+)
+from tests.kernels.edge_checks import (
+    check_edges, check_formats, check_gradients_of_full_whitening, check_large_means,
+    check_parameters_alone, check_range_of_float16, check_tracers
+)
+from tests.kernels.fused_checks import (
+    COLORED, FUSED, check_colored, check_fused, check_fused_operators, check_twice_differentiated
 )
 torch.manual_seed(0)
 

@@ -61,7 +61,7 @@ cases = pytest.mark.parametrize("name, recovery", CASES, ids=lambda value: value
 
 
 @cases
-def test_normalize(name, recovery):
+def test_the_operator_passes_opcheck(name, recovery):
     tensors, plan = arguments(name, recovery)
     torch.library.opcheck(torch.ops.isonorm.normalize.default, (*tensors, None, plan.encode()))
 
@@ -79,12 +79,12 @@ def test_outputs_lie_as_the_fake_says(name, recovery):
 
 
 @cases
-def test_normalize_backward(name, recovery):
+def test_its_backward_passes_opcheck(name, recovery):
     check_backward(name, recovery, statistics=True)
 
 
 @pytest.mark.parametrize("name", ["newton", "layernorm"])
-def test_normalize_backward_without_gradients_of_statistics(name):
+def test_its_backward_passes_opcheck_without_gradients_of_statistics(name):
     check_backward(name, "affine", statistics=False)
 
 

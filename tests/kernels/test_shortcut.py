@@ -20,9 +20,17 @@ def test_a_gpu_without_triton_trains_by_the_general_way(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(kernels, "INTERPRETING", True)
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
-    layer = isonorm.IterNorm(4, group_size=2)
-    layer(torch.randn(8, 4))
+    x, dy = torch.randn(2, 8, 4)
+    found = []
+    for backend in ("auto", "reference"):
+        layer, leaf = isonorm.IterNorm(4, group_size=2), x.clone().requires_grad_()
+        with isonorm.backend(backend):
+            y = layer(leaf)
+        gradients = torch.autograd.grad(y, (leaf, layer.weight, layer.bias), dy)
+        found.append((y, *gradients, *layer.buffers()))
     assert int(layer.num_batches_tracked) == 1
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_every_supported_compiler_traces_the_shortcut(monkeypatch) -> None:

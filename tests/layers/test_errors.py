@@ -73,7 +73,7 @@ def wrong(build, given, error=ValueError, id=None):
         wrong(partial(operation.standardize, p=3), "p=3"),
     ],
 )
-def test_arguments(build, given, error):
+def test_a_wrong_argument_is_named_in_one_sentence(build, given, error):
     with pytest.raises(error) as caught:
         build()
     message = str(caught.value)
@@ -96,7 +96,7 @@ def test_arguments(build, given, error):
         pytest.param(partial(IterNorm, 12, 5), id="positional"),
     ],
 )
-def test_unknown_arguments(build):
+def test_unknown_arguments_are_refused(build):
     with pytest.raises(TypeError):
         build()
 
@@ -115,7 +115,7 @@ INPUTS = {
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("inputs, error, given", INPUTS.values(), ids=INPUTS)
-def test_inputs(case, draw, training, inputs, error, given):
+def test_a_wrong_input_is_named_and_changes_no_buffer(case, draw, training, inputs, error, given):
     layer = case.make()
     layer(draw(4, 12, 5))
     layer.train(training)
@@ -129,7 +129,7 @@ def test_inputs(case, draw, training, inputs, error, given):
         assert torch.equal(b, before[name]), name
 
 
-def test_one_value_per_channel(batch_case):
+def test_one_value_per_channel_is_refused_where_it_is_centred(batch_case):
     layer = batch_case.make()
     values = 1 if layer.area.name == "batch" else 4
     before = {name: b.clone() for name, b in layer.named_buffers()}
@@ -143,7 +143,7 @@ def test_one_value_per_channel(batch_case):
     assert layer.eval()(torch.randn(1, 12)).shape == (1, 12)
 
 
-def test_parameters_that_do_not_fit_the_channels(draw):
+def test_parameters_that_do_not_fit_the_channels_are_refused(draw):
     """A longer γ would otherwise lose its end without a word."""
     for name in ("weight", "bias"):
         for size in (11, 13, 1):
@@ -151,7 +151,7 @@ def test_parameters_that_do_not_fit_the_channels(draw):
                 isonorm.functional.iter_norm(draw(4, 12, 5), **{name: torch.ones(size)})
 
 
-def test_statistics_that_do_not_fit_the_area(draw):
+def test_statistics_that_do_not_fit_the_area_are_refused(draw):
     x = draw(6, 12, 5)
     _, statistics = isonorm.functional.iter_norm(x, group_size=4)
     with pytest.raises(ValueError, match=r"statistics do not fit area batch\(group_size=6\)"):

@@ -11,7 +11,7 @@ from isonorm.layers.fixed import FixedMap
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 7), (5, 3, 4), (5, 2, 3, 2), (5, 2, 1, 3, 2)], ids=str)
-def test_fuse(batch_case, shape, draw):
+def test_the_fused_layer_is_the_layer_in_eval(batch_case, shape, draw):
     layer = batch_case.make(dtype=torch.float64, act="silu")
     layer(draw(9, 12, 4, dtype=torch.float64))
     x = draw(shape[0], 12, *shape[1:], dtype=torch.float64)

@@ -146,7 +146,7 @@ def test_momentum_may_be_changed(draw):
     torch.testing.assert_close(layer.running_mean, x.mean((0, 2)))
 
 
-def test_reset(batch_case, draw):
+def test_reset_gives_the_statistics_of_a_new_layer(batch_case, draw):
     layer, fresh, x = batch_case.make(), batch_case.build(12), draw(6, 12, 5)
     layer(x)
     layer.reset_running_stats()
@@ -156,7 +156,7 @@ def test_reset(batch_case, draw):
     assert torch.equal(layer.eval()(x), fresh.eval()(x))
 
 
-def test_reset_in_eval_is_seen(batch_case, draw):
+def test_eval_sees_a_reset(batch_case, draw):
     layer, x = batch_case.make(), draw(6, 12, 5)
     layer(x)
     before = layer.eval()(x)

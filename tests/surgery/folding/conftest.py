@@ -31,6 +31,12 @@ def stir(model: nn.Module) -> nn.Module:
 
 
 @pytest.fixture
+def x() -> Tensor:
+    """A batch for the networks of ``nets.py``."""
+    return torch.randn(2, 4, 5, 5)
+
+
+@pytest.fixture
 def same() -> Callable[..., nn.Module]:
     """Folds a network, in float64, and checks that the copy is the same function and the network
     itself unchanged; gives the copy. ``centred`` makes every running mean zero.

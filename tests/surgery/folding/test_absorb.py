@@ -77,7 +77,7 @@ def is_sparse_enough(layer, norm):
 
 
 @cases(LAYERS | EDGED)
-def test_behind(make_layer, rank, norm, same):
+def test_a_norm_behind_a_layer_is_merged_into_it(make_layer, rank, norm, same):
     layer, norm = make_layer(), build_norm(norm, rank)
     folded = same(nn.Sequential(layer, norm), torch.randn(3, 12, *[6] * rank))
     (fate,) = folded.fold_report
@@ -89,7 +89,7 @@ def test_behind(make_layer, rank, norm, same):
 
 
 @cases(LAYERS)
-def test_in_front(make_layer, rank, norm, same):
+def test_a_norm_in_front_of_a_layer_is_merged_into_it(make_layer, rank, norm, same):
     layer, norm = make_layer(), build_norm(norm, rank)
     folded = same(nn.Sequential(norm, layer), torch.randn(3, 12, *[6] * rank))
     (fate,) = folded.fold_report
@@ -101,7 +101,7 @@ def test_in_front(make_layer, rank, norm, same):
 
 
 @cases(EDGED, ["dbn-2", "torch"])
-def test_in_front_of_an_edge(make_layer, rank, norm, same):
+def test_a_norm_in_front_of_an_edge_stays_a_convolution(make_layer, rank, norm, same):
     folded = same(
         nn.Sequential(build_norm(norm, rank), make_layer()), torch.randn(3, 12, *[6] * rank)
     )
@@ -111,14 +111,14 @@ def test_in_front_of_an_edge(make_layer, rank, norm, same):
 
 
 @pytest.mark.parametrize(("make_layer", "rank"), EDGED.values(), ids=EDGED)
-def test_in_front_of_an_edge_without_a_shift(make_layer, rank, same):
+def test_a_norm_without_a_shift_is_merged_in_front_of_an_edge(make_layer, rank, same):
     model = nn.Sequential(isonorm.DBN(12, group_size=2, affine=False), make_layer())
     folded = same(model, torch.randn(3, 12, *[6] * rank), centred=True)
     assert folded.fold_report.which("merged") == ["0"]
 
 
 @pytest.mark.parametrize("positions", [1, 6])
-def test_in_front_of_a_flatten(positions, same):
+def test_a_norm_in_front_of_a_flatten_is_merged_behind_it(positions, same):
     model = nn.Sequential(
         isonorm.DBN(12, group_size=5), nn.Flatten(), nn.Dropout(), nn.Linear(12 * positions, 4)
     )
@@ -126,7 +126,7 @@ def test_in_front_of_a_flatten(positions, same):
     assert folded.fold_report.which("merged") == ["0"]
 
 
-def test_another_flatten_is_left(same):
+def test_a_norm_in_front_of_another_flatten_stays_a_convolution(same):
     model = nn.Sequential(nn.BatchNorm2d(4), nn.Flatten(2), nn.Linear(4, 4))
     folded = same(model, torch.randn(3, 4, 2, 2))
     assert folded.fold_report.which("convolution") == ["0"]

@@ -18,7 +18,7 @@ from benchmarks.cifar_training import Course, Task
 from benchmarks.noise import FALSE_ALARMS, compare
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import find_recipe
-from tests.lab.endless import Endless
+from tests.benchmarks.endless import Endless
 
 
 @pytest.fixture(scope="module")

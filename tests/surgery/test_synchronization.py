@@ -1,4 +1,4 @@
-"""``convert_sync``; what synchronized layers compute is in tests/test_synchronization.py."""
+"""``convert_sync``; what synchronized layers compute is in tests/distributed/."""
 
 from __future__ import annotations
 

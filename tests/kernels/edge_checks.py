@@ -1,0 +1,169 @@
+"""The kernels at the edges: no examples, gaps, tracers, the ends of float16, large means."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import isonorm
+from isonorm import area, operation
+from isonorm.kernels.plan import make_plan
+from tests.kernels.checks import (
+    BOTH,
+    DEVICE,
+    TOLERANCE,
+    check,
+    make_inputs,
+    must_agree,
+    passes,
+    relative_error,
+)
+
+
+def check_edges() -> None:
+    """One example, none, parameters with strides and dtypes of their own, gaps in the input."""
+    newton, standardize = operation.whiten("newton", 3), operation.standardize()
+    for shape, where, op in (
+        ((1, 5, 4, 5), area.layer(), standardize),
+        ((2, 6, 4, 5), area.batch_group(1), standardize),
+        ((0, 5, 4, 5), area.layer(), standardize),
+        ((0, 5, 4, 5), area.instance(3), newton),
+        ((0, 5, 4, 5), area.batch(3), newton),
+        ((0, 5, 4, 5), area.batch(3), operation.whiten("polar")),
+    ):
+        check(shape, where, op, torch.float32, "channels_last")
+    x, dy, residual, weight, bias = make_inputs((3, 6, 4, 5), torch.float32, "nchw")
+    for where, op in ((area.batch(4), newton), (area.group(3), standardize)):
+        parameters = weight[:1].expand(6), torch.stack([bias, bias], 1)[:, 0]
+        for chosen in (parameters, (weight.double(), bias.double())):
+            got = passes(x, dy, *chosen, where, op, "triton")
+            want = passes(*(t.double() for t in (x, dy, *chosen)), where, op, "torch")
+            for g, w in zip(got, want, strict=True):
+                assert relative_error(g, w) < TOLERANCE[torch.float32]
+    with_gaps = torch.stack([x, dy], -1)[..., 0].requires_grad_()
+    plan = make_plan(area.batch(4), newton, 1e-2, "", "triton", "silu")
+    found = []
+    for leaf in (with_gaps, x.clone().requires_grad_()):
+        y, *_ = torch.ops.isonorm.normalize(leaf, weight, bias, None, residual, plan.encode())
+        found.append([y, *torch.autograd.grad(y, leaf, dy)])
+    for g, w in zip(*found, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def check_formats() -> None:
+    """Slices keep the order of their strides, and the shortcut's operator takes what it is given:
+    input with gaps, a residual that lies otherwise.
+    """
+    newton = operation.whiten("newton", 3)
+    *images, weight, bias = make_inputs((3, 8, 4, 6), torch.float32, "channels_last")
+    for part in (slice(None), slice(4)), (slice(None),) * 2 + (slice(None, None, 2),):
+        x, dy, _ = (t[part] for t in images)
+        chosen = weight[: x.shape[1]], bias[: x.shape[1]]
+        got, want = (passes(x, dy, *chosen, area.batch(4), newton, by) for by in BOTH)
+        assert got[0].stride() == want[0].stride() and got[0].stride(1) == 1
+        torch.testing.assert_close(got[0], want[0])
+        torch.testing.assert_close(got[3], want[3])
+
+    x, dy, residual, weight, bias = make_inputs((3, 8, 4, 6), torch.float32, "nchw")
+    plan = make_plan(area.batch(4), newton, 1e-2, "", "triton", "silu").encode()
+    with_gaps = torch.stack([x, dy], -1)[..., 0]
+    found = []
+    for leaf, added in (
+        (with_gaps, residual.contiguous(memory_format=torch.channels_last)),
+        (x.clone(), residual),
+    ):
+        y, _ = torch.ops.isonorm.train(leaf.requires_grad_(), weight, bias, added, plan)
+        found.append([y, *torch.autograd.grad(y, leaf, dy)])
+    for g, w in zip(*found, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def check_tracers() -> None:
+    """Who sees operators alone, and perhaps no numbers, finds the kernels inside one."""
+    x = torch.randn(5, 8, 3, 4, device=DEVICE)
+    layer = isonorm.IterNorm(8, group_size=4, act="relu").to(DEVICE)
+    layer(x)  # so that there is a launch that asks for nothing but addresses
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(x)).shape == x.shape
+
+    def normalize(x):
+        return isonorm.functional.normalize(x, area=area.batch(4), operation="whiten")[0]
+
+    with isonorm.backend("triton"):
+        for mode in ("real", "fake", "symbolic"):
+            traced = make_fx(normalize, tracing_mode=mode)(x)
+            assert "isonorm.normalize" in traced.code
+            torch.testing.assert_close(traced(2 * x), normalize(2 * x))
+
+
+def check_parameters_alone() -> None:
+    """Of input that wants no gradient none is computed."""
+    from isonorm.kernels.gpu.express import Express  # where there is Triton
+
+    x, dy, _, weight, bias = make_inputs((5, 12, 4, 3), torch.float32, "nchw")
+    want = passes(x, dy, weight, bias, area.batch(4), operation.whiten("newton", 3), "triton")
+    layer = isonorm.IterNorm(12, group_size=4, num_iters=3, eps=1e-2).to(DEVICE)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    inner, computed = Express.backward, []
+
+    def backward(*args):
+        found = inner(*args)
+        computed.append(found[0])
+        return found
+
+    Express.backward = backward
+    try:
+        layer(x).backward(dy)
+    finally:
+        Express.backward = inner
+    assert computed == [None]
+    torch.testing.assert_close(layer.weight.grad, want[4])
+    torch.testing.assert_close(layer.bias.grad, want[5])
+
+
+def check_gradients_of_full_whitening() -> None:
+    """Whatever the eigenvalues: in float32 the polynomials' own derivative can be wrong by 1 % in
+    pairs of channels, by bad luck by more.
+    """
+    worst = 0.0
+    for _ in range(12):
+        x, dy, _, weight, bias = make_inputs((7, 6, 6), torch.float32, "nchw")
+        where, op = area.batch(2), operation.whiten("polar")
+        got = passes(x, dy, weight, bias, where, op, "triton")
+        want = passes(*(t.double() for t in (x, dy, weight, bias)), where, op, "torch")
+        worst = max(worst, relative_error(got[3], want[3]))
+    assert worst < 1e-5, worst
+
+
+def check_range_of_float16() -> None:
+    """dΣ is as large as dy/x²: far beyond float16 where x is small, and below it where x is
+    large.
+    """
+    for size in (1e-3, 6e3):
+        x, dy, *_ = make_inputs((64, 16), torch.float32, "nchw")
+        x = ((x - x.mean(0)) * size).half()
+        where, op = area.batch(16), operation.whiten("newton", 7)
+        inputs = [t.detach().requires_grad_() for t in (x, x.double())]
+        grads = []
+        for leaf, backend in zip(inputs, ("triton", "torch"), strict=True):
+            with isonorm.backend(backend):
+                y, _ = isonorm.functional.normalize(leaf, area=where, operation=op, eps=1e-9)
+            grads.append(torch.autograd.grad(y, leaf, (dy * 8).to(leaf.dtype))[0])
+        assert relative_error(*grads) < 3e-3, (size, relative_error(*grads))
+
+
+def check_large_means(dtype) -> None:
+    """16-bit input that is multiplied as it lies, far from zero: the mean's share comes off."""
+    for where, op, act in (
+        (area.batch(5), operation.whiten("newton", 5), "silu"),
+        (area.instance(5), operation.whiten("newton", 5), None),
+        (area.batch(5), operation.whiten("polar"), "silu"),
+    ):
+        x, dy, _, weight, bias = make_inputs((3, 12, 4, 5), dtype, "channels_last")
+        inputs = (x + 100, dy, weight, bias)
+        got = passes(*inputs, where, op, "triton", act)
+        want = passes(*(t.double() for t in inputs), where, op, "torch", act)
+        must_agree(got, want, 2 * TOLERANCE[dtype], op, act)

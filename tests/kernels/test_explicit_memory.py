@@ -1,0 +1,99 @@
+"""What the explicit path saves for its backward, and the chunks in which it works."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import isonorm
+from isonorm import area as areas
+from isonorm import operation as operations
+from isonorm.functional import normalize
+from isonorm.kernels import tiles
+from isonorm.roots import METHODS
+from tests.kernels.paths import (
+    REPRESENTATIVE,
+    C,
+    assert_paths_agree,
+    assert_same,
+    channels_last,
+    contiguous,
+    correlated,
+    passes,
+)
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.mark.parametrize("budget", [1, 100, 200], ids=lambda budget: f"{budget} numbers a chunk")
+@pytest.mark.parametrize("rows", [True, False], ids=["by row", "gathered"])
+@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize(("area", "operation"), REPRESENTATIVE.values(), ids=REPRESENTATIVE.keys())
+def test_chunks_merge_to_the_whole(area, operation, layout, rows, budget, monkeypatch):
+    """Seven examples: one by one, in uneven and in larger chunks."""
+    monkeypatch.setattr(tiles, "MIN_ROW_LENGTH", 1 if rows else 1000)
+    x = layout(correlated(7, C, 2, 3))
+    whole = passes("torch", x, area, operation, [torch.ones(C), torch.ones(C)])
+    monkeypatch.setitem(tiles.CHUNK_NUMEL, "cpu", budget)
+    assert tiles.chunk_length(x.flatten(2).unsqueeze(1).shape, x.device) < len(x)
+    chunked = passes("torch", x, area, operation, [torch.ones(C), torch.ones(C)])
+    assert_same(chunked, whole, 1e-12)
+    assert_paths_agree(x, area, operation)
+
+
+def test_nothing_is_computed_for_input_that_wants_no_gradient(monkeypatch):
+    def refuse(*args):
+        raise AssertionError("dx was computed")
+
+    layer, x, dy = isonorm.IterNorm(4), torch.randn(6, 4, 5), torch.randn(6, 4, 5)
+    wanted = x.clone().requires_grad_()
+    parameters = (layer.weight, layer.bias)
+    *expected, dx = torch.autograd.grad(layer(wanted), (*parameters, wanted), dy)
+    assert dx.abs().max() > 0
+    monkeypatch.setattr("isonorm.kernels.plain.backward_apply", refuse)
+    found = torch.autograd.grad(layer(x), parameters, dy)
+    assert all(map(torch.equal, found, expected))
+    with pytest.raises(AssertionError, match="dx"):
+        layer(wanted).backward(dy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_chunks_do_not_cancel_far_from_zero(dtype, monkeypatch):
+    """Mean 1e4, deviation 1: what is left in float32 is the rounding of the mean, 1e4 · 2⁻²⁴."""
+    monkeypatch.setitem(tiles.CHUNK_NUMEL, "cpu", 100)
+    x = (correlated(40, 4, 5) + 1e4).to(dtype)
+    with isonorm.backend("torch"):
+        _, statistics = normalize(x, area="batch", operation="whiten")
+    expected = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
+    error = (statistics.cov[0] - expected).abs().amax() / expected.abs().amax()
+    assert error < {torch.float32: 2e-4, torch.float64: 1e-11}[dtype]
+
+
+def test_backward_runs_again_over_the_same_graph():
+    x = correlated(6, C, 4, 5).requires_grad_()
+    with isonorm.backend("torch"):
+        y, _ = normalize(x, area=areas.batch(3), operation="whiten")
+    cotangent = torch.randn_like(y)
+    first, second = (torch.autograd.grad(y, x, cotangent, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("operation", ["standardize", *METHODS])
+def test_only_x_and_matrices_are_saved(operation):
+    """BatchNorm's memory: beside x nothing of the activation's size waits for the backward pass."""
+    x = torch.randn(16, 8, 16, 16, requires_grad=True)
+    resolved = operations.whiten(operation) if operation in METHODS else operations.standardize()
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with (
+        isonorm.backend("torch"),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        normalize(x, area=areas.batch(4), operation=resolved)
+    assert x.untyped_storage().data_ptr() in saved
+    assert sum(saved.values()) < 1.05 * x.nbytes

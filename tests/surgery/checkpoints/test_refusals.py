@@ -1,0 +1,134 @@
+"""What does not fit is refused, and then nothing is loaded."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import isonorm
+from tests.surgery.checkpoints.states import (
+    C,
+    D,
+    in_model,
+    itn_state,
+    model_with,
+    network,
+    symmetric,
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (lambda: itn_state() | {"running_mean": torch.zeros(2, D, 1)}, "shape.*12 channels"),
+        (
+            lambda: itn_state() | {"weight": torch.ones(1, 5, 1, 1)},
+            "weight has 5 numbers.*12 channels",
+        ),
+        (lambda: {"running_wm": symmetric(3, D, D)}, "no running_mean"),
+        (lambda: {"weight": torch.ones(C)}, "the checkpoint lacks 1.bias, 1.running_mean"),
+        (lambda: itn_state() | {"extra": torch.ones(1)}, "has, and the model has not, 1.extra"),
+    ],
+)
+def test_nothing_is_loaded_where_something_does_not_fit(state, words):
+    model = model_with(isonorm.IterNorm(C, group_size=D, running="whitening"))
+    model.append(nn.Linear(2, 2))
+    before = copy.deepcopy(model.state_dict())
+    source = in_model(state()) | {"2.weight": torch.ones(2, 2), "2.bias": torch.ones(2)}
+    with pytest.raises(ValueError, match=words):
+        isonorm.load_checkpoint(model, source)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_what_would_be_another_function_is_refused_unless_told_otherwise(x):
+    model = model_with(isonorm.IterNorm(C, group_size=D))  # averages Σ, not W
+    with pytest.raises(ValueError, match=r"differs in eval.*running.*strict=False"):
+        isonorm.load_checkpoint(model, in_model(itn_state()))
+    report = isonorm.load_checkpoint(model, in_model(itn_state()), strict=False)
+    assert report.norms[0].deviation > 0 and model(x).isfinite().all()
+
+
+def test_missing_and_unexpected_keys_are_listed():
+    model = nn.Sequential(isonorm.IterNorm(4), nn.Linear(4, 2))
+    state = {"1.weight": torch.ones(2, 4), "2.weight": torch.ones(1)}
+    report = isonorm.load_checkpoint(model, state, strict=False)
+    assert "1.bias" in report.missing and report.unexpected == ["2.weight"]
+    assert "unexpected: 2.weight" in str(report) and torch.equal(model[1].weight, torch.ones(2, 4))
+
+
+def test_states_of_newer_versions_are_refused():
+    model = nn.Sequential(isonorm.IterNorm(4))
+    state = model.state_dict()
+    state._metadata["0"]["version"] = 7
+    with pytest.raises(ValueError, match=r"version 7.*update isonorm"):
+        isonorm.load_checkpoint(model, state)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("2.bias", "x", "'2.bias' is no tensor in the checkpoint, but 'x'"),
+        ("1.running_mean", None, "'1.running_mean' is no tensor"),
+        ("1.running_var", 3, "'1.running_var' is no tensor"),
+        ("2.bias", torch.empty(8, device="meta"), "'2.bias' is on the meta device"),
+        ("2.bias", torch.ones(5), r"'2.bias' has shape \(5,\)"),
+    ],
+)
+def test_nothing_is_loaded_where_something_is_no_tensor_of_that_shape(key, value, words):
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=words):
+        isonorm.load_checkpoint(model, network().state_dict() | {key: value})
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_nothing_is_loaded_into_a_model_without_memory():
+    with pytest.raises(ValueError, match=r"meta device, where values get lost.*to_empty"):
+        isonorm.load_checkpoint(network().to("meta"), network().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        (None, TypeError, "a path or a state dict; got NoneType"),
+        ({7: torch.ones(3)}, ValueError, "the checkpoint lacks 0.weight"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(source, error, words):
+    with pytest.raises(error, match=words):
+        isonorm.load_checkpoint(network(), source)
+
+
+def test_a_checkpoint_without_tensors_is_refused():
+    with pytest.raises(ValueError, match="no tensors by name; its keys are epoch"):
+        isonorm.load_checkpoint(nn.ReLU(), {"epoch": 3})
+
+
+def test_a_model_without_norms_says_so():
+    model = nn.Linear(3, 2)
+    assert "no norms of isonorm" in str(isonorm.load_checkpoint(model, model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: isonorm.IterNorm(C), "zca, eps=1e-05 and is newton with 5 steps, eps=1e-05"),
+        (lambda: isonorm.DBN(C, method="pca"), "is pca"),
+        (lambda: isonorm.DBN(C, eps=1.0), "is zca, eps=1"),
+        (lambda: isonorm.DBN(C, method="polar"), None),
+    ],
+    ids=["newton", "pca", "eps", "the same by polynomials"],
+)
+def test_another_root_is_another_function(make, words, path):
+    isonorm.save_checkpoint(nn.Sequential(isonorm.DBN(C)), path)
+    model = nn.Sequential(make())
+    if words is None:
+        isonorm.load_checkpoint(model, path)
+        return
+    with pytest.raises(ValueError, match=words):
+        isonorm.load_checkpoint(model, path)
+    report = isonorm.load_checkpoint(model, path, strict=False)
+    assert words in str(report)
