@@ -16,14 +16,14 @@ WRONG = {
     "integers": (TypeError, r"got torch\.int64", {"x": torch.ones(4, 6, dtype=torch.int64)}),
     "no such area": (ValueError, "area must be one of", {"area": "bach"}),
     "no such operation": (ValueError, "operation must be one of", {"operation": "whitening"}),
-    "layer has no features": (
+    "layer does not whiten": (
         ValueError,
-        "no features to whiten",
+        "whitening is defined for the areas batch, instance and group, not for",
         {"area": "layer", "operation": "whiten"},
     ),
     "batch_group does not whiten": (
         ValueError,
-        "no features to whiten",
+        "whitening is defined for the areas batch, instance and group, not for",
         {"area": areas.batch_group(2), "operation": "whiten"},
     ),
     "one value": (ValueError, "more than one value", {"x": torch.randn(1, 6)}),

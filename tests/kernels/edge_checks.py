@@ -52,7 +52,7 @@ def check_edges() -> None:
 
 
 def check_formats() -> None:
-    """Slices keep the order of their strides, and the shortcut's operator takes what it is given:
+    """Slices keep the order of their strides, and the fast path's operator takes what it is given:
     input with gaps, a residual that lies otherwise.
     """
     newton = operation.whiten("newton", 3)
@@ -99,7 +99,7 @@ def check_tracers() -> None:
 
 def check_parameters_alone() -> None:
     """Of input that wants no gradient none is computed."""
-    from isonorm.kernels.gpu.express import Express  # where there is Triton
+    from isonorm.kernels.gpu.fast_path import Prepared  # where there is Triton
 
     x, dy, _, weight, bias = make_inputs((5, 12, 4, 3), torch.float32, "nchw")
     want = passes(x, dy, weight, bias, area.batch(4), operation.whiten("newton", 3), "triton")
@@ -107,18 +107,18 @@ def check_parameters_alone() -> None:
     with torch.no_grad():
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)
-    inner, computed = Express.backward, []
+    inner, computed = Prepared.backward, []
 
     def backward(*args):
         found = inner(*args)
         computed.append(found[0])
         return found
 
-    Express.backward = backward
+    Prepared.backward = backward
     try:
         layer(x).backward(dy)
     finally:
-        Express.backward = inner
+        Prepared.backward = inner
     assert computed == [None]
     torch.testing.assert_close(layer.weight.grad, want[4])
     torch.testing.assert_close(layer.bias.grad, want[5])

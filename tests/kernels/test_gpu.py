@@ -36,12 +36,12 @@ from tests.kernels.fused_checks import (
     check_fused_operators,
     check_twice_differentiated,
 )
-from tests.kernels.shortcut_checks import (
+from tests.kernels.fast_path_checks import (
     LAYERS,
     check_compiled,
     check_operators,
     check_saved_tensors,
-    check_shortcut,
+    check_fast_path,
     check_transforms,
     check_what_changes,
     check_what_is_replaced,
@@ -112,29 +112,29 @@ def test_fused_operators() -> None:
 @pytest.mark.parametrize("layout", ["nchw", "channels_last"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("number", range(len(LAYERS)))
-def test_the_shortcut_is_the_general_way(number, dtype, layout) -> None:
-    check_shortcut(number, dtype, layout)
+def test_the_fast_path_is_the_general_path(number, dtype, layout) -> None:
+    check_fast_path(number, dtype, layout)
 
 
 @pytest.mark.gpu
-def test_the_shortcut_sees_what_changes() -> None:
+def test_the_fast_path_sees_what_changes() -> None:
     check_what_changes()
     check_what_is_replaced()
 
 
 @pytest.mark.gpu
-def test_the_shortcut_with_hooks_on_saved_tensors() -> None:
+def test_the_fast_path_with_hooks_on_saved_tensors() -> None:
     check_saved_tensors()
 
 
 @pytest.mark.gpu
-def test_the_shortcut_under_transforms() -> None:
+def test_the_fast_path_under_transforms() -> None:
     check_transforms()
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # the compiler's advice
-def test_the_shortcut_compiled() -> None:
+def test_the_fast_path_compiled() -> None:
     check_operators()
     check_compiled("inductor")
 

@@ -80,8 +80,8 @@ weights.check_layer()
 weights.check_layer(groups=1, single_pass=False, affine=False, momentum=None)
 weights.check_layer(statistics_fraction=0.5, momentum=0.3)
 """,
-    "fused, shortcut and compiler": """
-from tests.kernels.shortcut_checks import *
+    "fused, fast path and compiler": """
+from tests.kernels.fast_path_checks import *
 for index, (act, with_residual) in enumerate(FUSED):
     op = OPERATIONS[(0, 2, 4)[index % 3]]
     dtype = (torch.float32, torch.float16)[index % 2]
@@ -91,7 +91,7 @@ for index, (act, with_residual) in enumerate(FUSED):
 check_fused_operators()
 for number in range(len(LAYERS)):
     dtype = (torch.float32, torch.float16)[number % 2]
-    check_shortcut(number, dtype, ("nchw", "channels_last")[number // 2 % 2])
+    check_fast_path(number, dtype, ("nchw", "channels_last")[number // 2 % 2])
 check_what_changes()
 check_what_is_replaced()
 check_saved_tensors()

@@ -71,7 +71,7 @@ def test_the_state_of_another_optimizer_is_refused(make, params):
     optimizer = make(params, lr=0.1)
     run(optimizer, params)
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=f"no state of {make.__name__}: .* have no .*min_ndim"):
+    with pytest.raises(ValueError, match=f"not a state of {make.__name__}: .* have no .*min_ndim"):
         optimizer.load_state_dict(torch.optim.SGD(params, lr=0.2).state_dict())
     spoiled = copy.deepcopy(before)
     spoiled["param_groups"][0]["weight_decay"] = -1.0

@@ -181,7 +181,7 @@ class Plan:
         return (0,) if root is None else root.memo_shape(b, d)
 
     def kept(self, batch: int, channels: int, positions: int, device: torch.device) -> Packing:
-        """What ``gpu.express`` keeps of its one block: μ, Σ, W and the trail of the root."""
+        """What ``gpu.fast_path`` keeps of its one block: μ, Σ, W and the trail of the root."""
         _, b, d, _ = self.problem_shapes(batch, channels, positions)[0]
         memo = self.memo_shape(b, d, device) if self.fuses_root(d, device) else (0,)
         return Packing(b * d, b * d * d, b * d * d, prod(memo))

@@ -19,7 +19,7 @@ from ..area import Area
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..recovery import resolve as resolve_recovery
-from . import shortcut
+from . import fast_path
 from .fixed import FixedMap
 from .running import RunningTransform
 
@@ -159,7 +159,7 @@ class Normalize(RunningTransform):
                 x, self.transform_for_eval(), self.mean_for_eval(), self.recovery,
                 self._applied_area, act=self.act, residual=residual,
             )  # fmt: skip
-        y = shortcut.train(self, x, residual)
+        y = fast_path.train(self, x, residual)
         if y is not None:
             return y
         result = functional.normalize_with_transform(

@@ -91,7 +91,7 @@ class RunningTransform(WideBuffers):
         self.check_finite = check_finite
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
-        self._answers: dict[Hashable, Any] = {}  # see ``shortcut``
+        self._answers: dict[Hashable, Any] = {}  # see ``fast_path``
         self._transform_source: Source | None = None  # what W was derived from
 
         self.register_buffer("running_mean", None)

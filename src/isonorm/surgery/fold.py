@@ -185,10 +185,15 @@ class _Folding:
         place = self._place(name, layer, None, flattened)
         self._settle(name, "merged", place, into=layer, note=note)
 
+    def _kinds(self, names: Iterable[str]) -> str:
+        """Names with the classes of modules: '2' (ReLU)."""
+        shown = {n: f"{n!r} ({type(self.modules[n]).__name__})" for n in names if n in self.modules}
+        return ", ".join(shown.get(name, name) for name in sorted(names))
+
     def _layer(self, found: tuple[str, ...], relation: str, links: Links) -> str:
         """The one layer to merge into."""
         if len(found) != 1 or not isinstance(self.modules.get(found[0]), LAYERS):
-            raise Refused(f"{relation} {_names(found) if found else 'nothing'}")
+            raise Refused(f"{relation} {self._kinds(found) if found else 'nothing'}")
         layer = found[0]
         if unseen := links.unseen(layer):
             raise Refused(f"{relation} {layer!r}, and {unseen}")

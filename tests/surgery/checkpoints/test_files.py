@@ -69,7 +69,7 @@ def test_damaged_files_are_refused(path):
     whole = path.read_bytes()
     for damaged in (b"", b"garbage" * 10, whole[:-400], whole[:100]):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{path.name}' is damaged, or no checkpoint"):
+        with pytest.raises(ValueError, match=rf"{path.name}' is damaged or not a checkpoint"):
             isonorm.load_checkpoint(network(), path)
 
 

@@ -30,7 +30,7 @@ from tests.surgery.checkpoints.states import (
         ),
         (lambda: {"running_wm": symmetric(3, D, D)}, "no running_mean"),
         (lambda: {"weight": torch.ones(C)}, "the checkpoint lacks 1.bias, 1.running_mean"),
-        (lambda: itn_state() | {"extra": torch.ones(1)}, "has, and the model has not, 1.extra"),
+        (lambda: itn_state() | {"extra": torch.ones(1)}, "has keys unknown to the model, 1.extra"),
     ],
 )
 def test_nothing_is_loaded_where_something_does_not_fit(state, words):
@@ -70,9 +70,9 @@ def test_states_of_newer_versions_are_refused():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("2.bias", "x", "'2.bias' is no tensor in the checkpoint, but 'x'"),
-        ("1.running_mean", None, "'1.running_mean' is no tensor"),
-        ("1.running_var", 3, "'1.running_var' is no tensor"),
+        ("2.bias", "x", "'2.bias' in the checkpoint is not a tensor but 'x'"),
+        ("1.running_mean", None, "'1.running_mean' in the checkpoint is not a tensor"),
+        ("1.running_var", 3, "'1.running_var' in the checkpoint is not a tensor"),
         ("2.bias", torch.empty(8, device="meta"), "'2.bias' is on the meta device"),
         ("2.bias", torch.ones(5), r"'2.bias' has shape \(5,\)"),
     ],

@@ -20,11 +20,11 @@ class TestWhereANormCannotBeMerged:
         folded = same(nn.Sequential(conv(), nn.ReLU(inplace=True), make(), nn.ReLU()), x)
         fate = fate_of(folded, "2")
         assert fate.became == "convolution" and isinstance(folded[2], FixedMap)
-        assert fate.note == "it follows '1'; it feeds '3'"
+        assert fate.note == "it follows '1' (ReLU); it feeds '3' (ReLU)"
 
     def test_feeding_two_consumers(self, make, same, x):
         net = Net(lambda m, x: m.a(y := m.norm(x)) + m.b(y), norm=make(), a=conv(0), b=conv(0))
-        assert fate_of(same(net, x), "norm").note == "it follows <input>; it feeds 'a', 'b'"
+        assert fate_of(same(net, x), "norm").note == "it follows <input>; it feeds 'a' (Conv2d), 'b' (Conv2d)"
 
     def test_behind_a_convolution_with_two_consumers(self, make, same, x):
         net = Net(lambda m, x: (y := m.conv(x)) + F.relu(m.norm(y)), conv=conv(), norm=make())
@@ -103,7 +103,7 @@ def test_a_shared_convolution_with_two_norms_keeps_both(same, x):
 
 def test_a_shared_norm_with_two_convolutions_stays_one(same, x):
     net = Net(lambda m, x: m.norm(m.a(x)) + m.norm(m.b(x)), a=conv(), b=conv(), norm=norm())
-    assert "it follows 'a', 'b'" in fate_of(same(net, x), "norm").note
+    assert "it follows 'a' (Conv2d), 'b' (Conv2d)" in fate_of(same(net, x), "norm").note
 
 
 def test_a_norm_that_is_also_inside_what_cannot_be_followed(same, x):

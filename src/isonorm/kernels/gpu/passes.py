@@ -26,7 +26,7 @@ from .layout import CHANNELS, Layout, layout, padded
 #: Constants of a kernel by name.
 Constants = dict[str, object]
 
-#: Running averages are ``express``'s to ask for.
+#: Running averages are ``fast_path``'s to ask for.
 NO_AVERAGE: Constants = {"AVERAGE": ""}
 
 #: Parts and columns that a program adds up at a time, and problems it differentiates.

@@ -1,4 +1,4 @@
-"""When layers leave the kernels' shortcut alone; what it computes is for ``shortcut_checks``."""
+"""When layers leave the fast path alone; what it computes is for ``fast_path_checks``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import isonorm
 from isonorm import kernels
 
 
-def test_a_gpu_without_triton_trains_by_the_general_way(monkeypatch) -> None:
+def test_a_gpu_without_triton_trains_by_the_general_path(monkeypatch) -> None:
     """As torch for Windows has it. Interpreting stands in for the GPU."""
     for name in [*sys.modules]:
         if name.startswith("isonorm.kernels.gpu"):
@@ -33,7 +33,7 @@ def test_a_gpu_without_triton_trains_by_the_general_way(monkeypatch) -> None:
         torch.testing.assert_close(got, want)
 
 
-def test_every_supported_compiler_traces_the_shortcut(monkeypatch) -> None:
+def test_every_supported_compiler_traces_the_fast_path(monkeypatch) -> None:
     """Without a GPU to run what it finds."""
     monkeypatch.setattr(kernels, "INTERPRETING", True)
     monkeypatch.setattr(kernels, "HAS_TRITON", True)

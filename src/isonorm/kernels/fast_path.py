@@ -1,9 +1,9 @@
-"""The usual layer's training step as one autograd node whose only differentiable output is y.
+"""The ordinary layer's training step as one autograd node whose only differentiable output is y.
 
 Most steps of most layers are alike: a batch area, one block of channels, an affine recovery, the
-statistics wanted for running averages alone. For those, ``gpu.express`` does what ``explicit`` and
-``gpu.steps`` do in general, with the least work on the host. What it cannot do it refuses in
-``settle``, and the general way is taken.
+statistics wanted for running averages alone. For those, ``gpu.fast_path`` does what ``explicit``
+and ``gpu.steps`` do in general, with the least work on the host. What does not fit takes the
+general path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .operators import register, surroundings
 from .plan import Plan
 
 if TYPE_CHECKING:
-    from .gpu.express import Averages, Averaging, Express
+    from .gpu.fast_path import Averages, Averaging, Prepared
 
 
 def is_open(x: Tensor) -> bool:
@@ -50,7 +50,7 @@ def fits(
     residual: Tensor | None,
     plan: Plan,
 ) -> bool:
-    """Whether this way can be taken for such an input."""
+    """Whether such an input can take the fast path."""
     if not plan.area.spans_batch or plan.area.features != "channels" or plan.group:
         return False
     shapes = plan.problem_shapes(*flat_shape(x))
@@ -68,27 +68,27 @@ def fits(
     return like and residual.device == x.device
 
 
-def settle(
+def prepare(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
     plan: Plan,
     averaged: Averaging | None = None,
-) -> Express:
+) -> Prepared:
     """What steps with such an input need, if it fits."""
-    from .gpu.express import Express
+    from .gpu.fast_path import Prepared
     from .gpu.passes import Kinds
 
     weight_dtype, bias_dtype, residual_dtype = (
         None if t is None else t.dtype for t in (weight, bias, residual)
     )
     kinds = Kinds(weight_dtype, bias_dtype, residual_dtype)
-    return Express(x, plan, kinds, averaged)
+    return Prepared(x, plan, kinds, averaged)
 
 
 def run(
-    express: Express,
+    prepared: Prepared,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -96,7 +96,7 @@ def run(
     averages: Averages | None,
 ) -> Tensor:
     """y; the running averages have moved."""
-    y = _Step.apply(x, weight, bias, residual, express, averages)
+    y = _Step.apply(x, weight, bias, residual, prepared, averages)
     if averages is not None:
         torch.autograd.graph.increment_version(averages)
     return y
@@ -104,12 +104,12 @@ def run(
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, express: Express, averages: Averages | None):
-        y, keep = express.forward(x, weight, bias, residual, averages)
-        ctx.express = express
+    def forward(ctx, x, weight, bias, residual, prepared: Prepared, averages: Averages | None):
+        y, keep = prepared.forward(x, weight, bias, residual, averages)
+        ctx.prepared = prepared
         ctx.residual_dtype = None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
-        extra = extra_to_save(express.plan, y, residual)
+        extra = extra_to_save(prepared.plan, y, residual)
         ctx.save_for_backward(x, weight, bias, extra, keep)
         return y
 
@@ -118,7 +118,7 @@ class _Step(torch.autograd.Function):
         if dy is None:
             return (None,) * 6
         x, weight, bias, extra, keep = ctx.saved_tensors
-        plan = ctx.express.plan
+        plan = ctx.prepared.plan
         if torch.is_grad_enabled() or is_batched(dy):
             has_residual = ctx.residual_dtype is not None
             dx, dweight, dbias, _, dresidual = differentiable_backward(
@@ -126,7 +126,7 @@ class _Step(torch.autograd.Function):
             )
         else:
             wanted = ctx.needs_input_grad[0]
-            dx, dweight, dbias, g = ctx.express.backward(dy, x, weight, bias, extra, keep, wanted)
+            dx, dweight, dbias, g = ctx.prepared.backward(dy, x, weight, bias, extra, keep, wanted)
             dweight, dbias = _as(weight, dweight), _as(bias, dbias)
             dresidual = dy if g is None else g
         return *_for_inputs(ctx, dx, dweight, dbias, dresidual), None
@@ -146,13 +146,13 @@ def traced(
     return y, plan.kept(*flat_shape(x), x.device).cut(keep.detach())[:3]
 
 
-def _remembered(x, weight, bias, residual, plan: Plan) -> Express:
+def _remembered(x, weight, bias, residual, plan: Plan) -> Prepared:
     kinds = tuple([None if t is None else t.dtype for t in (weight, bias, residual)])
     precision = kernels.float32_precision()
-    key = ("express", x.shape, x.stride(), x.dtype, x.device, kinds, precision)
+    key = ("fast path", x.shape, x.stride(), x.dtype, x.device, kinds, precision)
     found = plan.passes.get(key)
     if found is None:
-        found = plan.passes[key] = settle(x, weight, bias, residual, plan)
+        found = plan.passes[key] = prepare(x, weight, bias, residual, plan)
     return found
 
 
@@ -160,10 +160,10 @@ def _train(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: str
 ) -> tuple[Tensor, Tensor]:
     x = _dense(x)
-    express = _remembered(x, weight, bias, residual, Plan.decode(plan))
+    prepared = _remembered(x, weight, bias, residual, Plan.decode(plan))
     with surroundings(x):  # eager steps are let in on the current GPU alone, operators on any
-        residual = None if residual is None else express.walkable(residual)
-        return express.forward(x, weight, bias, residual, None)
+        residual = None if residual is None else prepared.walkable(residual)
+        return prepared.forward(x, weight, bias, residual, None)
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -200,9 +200,9 @@ def _train_backward(
     x = _dense(x)
     # Of a residual its presence alone matters here, and for silu its dtype, which is extra's.
     stand_in = (x if extra is None else extra) if has_residual else None
-    express = _remembered(x, weight, bias, stand_in, Plan.decode(plan))
+    prepared = _remembered(x, weight, bias, stand_in, Plan.decode(plan))
     with surroundings(x):
-        dx, dweight, dbias, g = express.backward(dy, x, weight, bias, extra, keep)
+        dx, dweight, dbias, g = prepared.backward(dy, x, weight, bias, extra, keep)
     assert dx is not None
     found = (dx, _as(weight, dweight), _as(bias, dbias), g)
     return tuple([x.new_empty(0) if t is None else t for t in found])  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Layers' training steps by the kernels' shortcut, against the general way: functions that tests on
+"""Layers' training steps by the fast path, against the general path: functions that tests on
 a GPU and the interpreter share.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import isonorm
-from isonorm.layers import shortcut
+from isonorm.layers import fast_path
 from tests.kernels.checks import DEVICE, TOLERANCE, relative_error
 
 #: A layer's class and keywords, and whether it is given a residual.
@@ -48,7 +48,7 @@ def make(shape, dtype, layout="channels_last"):
     return [t.contiguous(memory_format=fmt) for t in tensors]
 
 
-def check_shortcut(number: int, dtype=torch.float32, layout="channels_last") -> None:
+def check_fast_path(number: int, dtype=torch.float32, layout="channels_last") -> None:
     kind, options, with_residual = LAYERS[number]
     x, dy, residual = make((6, 8, 5, 3), dtype, layout)
     residual = residual if with_residual else None
@@ -58,8 +58,8 @@ def check_shortcut(number: int, dtype=torch.float32, layout="channels_last") -> 
         torch.nn.init.normal_(layer.bias)
     other = copy.deepcopy(layer)
     got = two_steps(layer, x, dy, residual)
-    assert any(layer._answers.values()), "the shortcut was not taken"
-    with patch.object(shortcut, "train", lambda *_: None):
+    assert any(layer._answers.values()), "the fast path was not taken"
+    with patch.object(fast_path, "train", lambda *_: None):
         want = two_steps(other, x, dy, residual)
     assert not other._answers
     for g, w in zip(got, want, strict=True):
@@ -84,12 +84,12 @@ def check_what_changes() -> None:
     layer(x)
     torch.testing.assert_close(layer.running_mean, x.mean((0, 2, 3)))
     mean = layer.running_mean.clone()
-    layer.momentum = None  # a cumulative average: only the general way has it
+    layer.momentum = None  # a cumulative average: only the general path has it
     layer(2 * x)
     assert not torch.equal(layer.running_mean, mean)
     shifted = torch.randn(x.numel() + 1, device=DEVICE)[1:].view(6, 8, 5, 3)  # not aligned to 16
     for odd in (shifted, x[:, :, ::2], x.expand(6, 8, 5, 3)[:1]):
-        with patch.object(shortcut, "train", lambda *_: None):
+        with patch.object(fast_path, "train", lambda *_: None):
             want = copy.deepcopy(layer)(odd)
         torch.testing.assert_close(layer(odd), want)
     layer.weight = torch.nn.Parameter(torch.rand(8, device=DEVICE, dtype=torch.float64))
@@ -106,7 +106,7 @@ def check_what_changes() -> None:
 
 def check_what_is_replaced() -> None:
     """Parameters and buffers of other shapes and strides, another operation, a subclass: whatever
-    the general way makes of them, after steps by the shortcut.
+    the general path makes of them, after steps by the fast path.
     """
     x, *_ = make((6, 8, 5, 3), torch.float32)
 
@@ -163,7 +163,7 @@ def check_saved_tensors() -> None:
         want = torch.autograd.grad(layer(x, residual), leaves, dy)
         with hooks:
             y = layer(x, residual)
-        assert any(layer._answers.values()), "the shortcut was not taken"
+        assert any(layer._answers.values()), "the fast path was not taken"
         for g, w in zip(torch.autograd.grad(y, leaves, dy), want, strict=True):
             torch.testing.assert_close(g, w)
 
@@ -179,7 +179,7 @@ def check_transforms() -> None:
             (dx,) = torch.autograd.grad(layer(leaf), leaf, dy, create_graph=True)
         return torch.autograd.grad(dx, leaf, v)[0]
 
-    general = patch.object(shortcut, "train", lambda *_: None)
+    general = patch.object(fast_path, "train", lambda *_: None)
     torch.testing.assert_close(product(torch.enable_grad()), product(general))
     leaf = x.clone().requires_grad_()
     batches = int(layer.num_batches_tracked)

@@ -1,4 +1,4 @@
-"""A training step of the usual layer with the least work on the host.
+"""A training step of the ordinary layer with the least work on the host.
 
 A small layer's kernels take less time than Python needs for tensors, views and checks. Here the
 same kernels as in ``steps`` run for one block of channels that has statistics of its own over the
@@ -36,7 +36,7 @@ class Averaging(NamedTuple):
     unbiased: float  # what a covariance is multiplied by
 
 
-class Express:
+class Prepared:
     """The step for one plan, one shape of input, and one kind of parameters."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The way a layer's training step takes when nothing about it is unusual.
+"""The path that a layer's training step takes when nothing about it is unusual.
 
 A layer asks the same things of every step: whether its input fits, which implementation runs, what
 is averaged how. The answers are remembered by whatever they depend on, so that the second step goes
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..area import flat_shape
 from ..checks import check_options, check_recovery
-from ..kernels import choose, express, float32_precision, has_room_for_activation
+from ..kernels import choose, fast_path, float32_precision, has_room_for_activation
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
 from ..statistics import Statistics
@@ -22,7 +22,7 @@ from .buffers import being_recomputed
 from .running import RunningTransform
 
 if TYPE_CHECKING:
-    from ..kernels.gpu.express import Averages, Averaging, Express
+    from ..kernels.gpu.fast_path import Averages, Averaging, Prepared
     from .normalize import Normalize
 
 #: Different inputs that a layer remembers the answers for.
@@ -31,12 +31,12 @@ _UNKNOWN = object()
 
 
 def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
-    """The layer's output, its running statistics moved; None where the general way must be taken
+    """The layer's output, its running statistics moved; None where the general path must be taken
     and nothing has happened.
     """
     if torch.compiler.is_compiling():
         return _train_traced(norm, x, residual)
-    if not express.is_open(x) or (residual is not None and type(residual) is not Tensor):
+    if not fast_path.is_open(x) or (residual is not None and type(residual) is not Tensor):
         return None
     parameters, averages = norm._parameters, None
     weight, bias = parameters.get("weight"), parameters.get("bias")
@@ -58,10 +58,10 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
     if found is _UNKNOWN:
         if len(answers) >= MOST_ANSWERS:
             answers.clear()
-        found = answers[key] = _settle(norm, x, residual, averages)
+        found = answers[key] = _prepare(norm, x, residual, averages)
     if found is None:
         return None
-    return express.run(found, x, weight, bias, residual, averages)
+    return fast_path.run(found, x, weight, bias, residual, averages)
 
 
 def _kind(tensor: Tensor | None) -> tuple:
@@ -72,7 +72,7 @@ def _kind(tensor: Tensor | None) -> tuple:
 
 
 def _averages(norm: Normalize) -> Averages:
-    from ..kernels.gpu.express import Averages
+    from ..kernels.gpu.fast_path import Averages
 
     buffers = norm._buffers
     return Averages(
@@ -82,9 +82,9 @@ def _averages(norm: Normalize) -> Averages:
     )
 
 
-def _settle(
+def _prepare(
     norm: Normalize, x: Tensor, residual: Tensor | None, averages: Averages | None
-) -> Express | None:
+) -> Prepared | None:
     plan = _plan(norm, x, residual)
     if plan is None:
         return None
@@ -93,11 +93,11 @@ def _settle(
         averaged = _averaging(norm, x, averages)
         if averaged is None:
             return None
-    return express.settle(x, *_parameters(norm), residual, plan, averaged)
+    return fast_path.prepare(x, *_parameters(norm), residual, plan, averaged)
 
 
 def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
-    """The plan of a layer that this way fits."""
+    """The plan of a layer that can take the fast path."""
     if norm._recovery_class not in (None, Affine):
         return None
     if not _is_as_written(norm):
@@ -114,11 +114,11 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
     if act and not has_room_for_activation(norm.operation, norm.area, x):
         return None
     plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act)
-    return plan if express.fits(x, *_parameters(norm), residual, plan) else None
+    return plan if fast_path.fits(x, *_parameters(norm), residual, plan) else None
 
 
 def _is_as_written(norm: Normalize) -> bool:
-    """Whether no subclass, and nobody's assignment, has changed what this way does by itself."""
+    """Whether no subclass, and nobody's assignment, has changed what the fast path does by itself."""
     from .normalize import Normalize
 
     kind = type(norm)
@@ -135,7 +135,7 @@ def _parameters(norm: Normalize) -> tuple[Tensor | None, Tensor | None]:
 
 def _averaging(norm: Normalize, x: Tensor, averages: Averages) -> Averaging | None:
     """How the kernels move these running statistics; None where they cannot."""
-    from ..kernels.gpu.express import Averaging
+    from ..kernels.gpu.fast_path import Averaging
 
     if norm.momentum is None or norm.check_finite:
         return None
@@ -158,7 +158,7 @@ def _train_traced(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor
     plan = _plan(norm, x, residual)
     if plan is None:
         return None
-    y, (mean, cov, w) = express.traced(x, *_parameters(norm), residual, plan)
+    y, (mean, cov, w) = fast_path.traced(x, *_parameters(norm), residual, plan)
     _, b, d, m = plan.problem_shapes(*flat_shape(x))[0]
     statistics = Statistics(m, mean.view(b, d), cov.view(b, d, d))
     norm.commit(statistics, w.view(b, d, d))
