@@ -28,6 +28,16 @@ from tests.kernels.edge_checks import (
     check_range_of_float16,
     check_tracers,
 )
+from tests.kernels.fast_path_checks import (
+    LAYERS,
+    check_compiled,
+    check_fast_path,
+    check_operators,
+    check_saved_tensors,
+    check_transforms,
+    check_what_changes,
+    check_what_is_replaced,
+)
 from tests.kernels.fused_checks import (
     COLORED,
     FUSED,
@@ -35,16 +45,6 @@ from tests.kernels.fused_checks import (
     check_fused,
     check_fused_operators,
     check_twice_differentiated,
-)
-from tests.kernels.fast_path_checks import (
-    LAYERS,
-    check_compiled,
-    check_operators,
-    check_saved_tensors,
-    check_fast_path,
-    check_transforms,
-    check_what_changes,
-    check_what_is_replaced,
 )
 
 

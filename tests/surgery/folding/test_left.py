@@ -24,7 +24,10 @@ class TestWhereANormCannotBeMerged:
 
     def test_feeding_two_consumers(self, make, same, x):
         net = Net(lambda m, x: m.a(y := m.norm(x)) + m.b(y), norm=make(), a=conv(0), b=conv(0))
-        assert fate_of(same(net, x), "norm").note == "it follows <input>; it feeds 'a' (Conv2d), 'b' (Conv2d)"
+        assert (
+            fate_of(same(net, x), "norm").note
+            == "it follows <input>; it feeds 'a' (Conv2d), 'b' (Conv2d)"
+        )
 
     def test_behind_a_convolution_with_two_consumers(self, make, same, x):
         net = Net(lambda m, x: (y := m.conv(x)) + F.relu(m.norm(y)), conv=conv(), norm=make())
