@@ -118,7 +118,7 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
 
 
 def _is_as_written(norm: Normalize) -> bool:
-    """Whether neither a subclass nor an assignment has changed what the fast path does by itself."""
+    """Whether neither a subclass nor an assignment has changed what the fast path does."""
     from .normalize import Normalize
 
     kind = type(norm)
