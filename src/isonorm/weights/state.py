@@ -196,8 +196,9 @@ class EquilibriumState(WideBuffers):
         >>> isonorm.EquiConv2d.from_pair(conv, norm)
         EquiConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), momentum=0.1)
 
-        The kernel is copied as it is; BatchNorm's affine becomes ``gamma`` and ``beta``, and its
-        momentum, mode and, from a SyncBatchNorm, process group are kept. Three things have no place
+        The kernel is copied as it is; BatchNorm's affine becomes ``gamma`` and ``beta`` (where it
+        has one of the two, the other is neutral and does not learn), and its momentum, mode and,
+        from a SyncBatchNorm, process group are kept. Three things have no place
         in the new layer: a bias of the plain one, which BatchNorm subtracts with the mean; eps; and
         the running statistics, which describe the output, where ``running_v`` describes the input.
         That starts at one, so the layer has to see data in training mode before eval means much.
@@ -215,10 +216,12 @@ class EquilibriumState(WideBuffers):
             device="meta", dtype=kernel.dtype,
         )  # fmt: skip
         new.to_empty(device=kernel.device).reset_running_stats()
-        sources = {"weight": kernel, "gamma": norm.weight, "beta": norm.bias}
-        for name, source in sources.items():
+        _replace(new, "weight", kernel, kernel.requires_grad)
+        for name, source, neutral in (("gamma", norm.weight, 1.0), ("beta", norm.bias, 0.0)):
             if source is not None:
                 _replace(new, name, source, source.requires_grad)
+            elif norm.affine:  # what the norm did without changes nothing, and does not learn
+                getattr(new, name).requires_grad_(False).fill_(neutral)
         return new.train(norm.training)
 
     def _own_repr(self) -> str:
