@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.conv import _ConvNd
 
 from ..layers.buffers import check_dtype
@@ -84,7 +85,11 @@ class _EquiConv(EquilibriumState, _ConvNd):
         return values  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium."""
+        """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium. A tracer of torch.fx
+        sees one call, as of torch's own convolutions.
+        """
+        if isinstance(x, Proxy) and (y := self._one_call(x)) is not None:
+            return y
         self._check_input(x)
         batch = x if x.dim() == len(self._positions) + 2 else x.unsqueeze(0)
         v, r, seen = self._measure(batch, 1, self._r_of_an_instance(batch.shape[2:]))
@@ -220,7 +225,11 @@ class EquiLinear(EquilibriumState, _Kernel):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """The linear map of (N, *, in_features), or of one instance (in_features,)."""
+        """The linear map of (N, *, in_features), or of one instance (in_features,); one call to a
+        tracer of torch.fx.
+        """
+        if isinstance(x, Proxy) and (y := self._one_call(x)) is not None:
+            return y
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(
                 f"EquiLinear expected input (N, *, {self.in_features}) with {self.in_features} "

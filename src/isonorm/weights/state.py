@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..checks import check_no_transform
@@ -148,6 +149,11 @@ class EquilibriumState(WideBuffers):
         if isinstance(seen, Tensor) or seen:
             average_sums(v, r, seen, self.momentum, running, tracked)
 
+    def _one_call(self, x: Proxy) -> Tensor | None:
+        """This layer in the graph of a tracer; None where it is itself what is traced."""
+        path = x.tracer.path_of_module(self)  # type: ignore[attr-defined]
+        return x.tracer.create_proxy("call_module", path, (x,), {}) if path else None  # type: ignore[return-value]
+
     def inference_map(self) -> tuple[Tensor, Tensor | None]:
         """(kernel, bias) of the plain layer that this one is in eval; differentiable in its
         parameters.
@@ -217,7 +223,8 @@ class EquilibriumState(WideBuffers):
         )  # fmt: skip
         new.to_empty(device=kernel.device).reset_running_stats()
         _replace(new, "weight", kernel, kernel.requires_grad)
-        for name, source, neutral in (("gamma", norm.weight, 1.0), ("beta", norm.bias, 0.0)):
+        for name, theirs, neutral in (("gamma", "weight", 1.0), ("beta", "bias", 0.0)):
+            source: Tensor | None = getattr(norm, theirs)
             if source is not None:
                 _replace(new, name, source, source.requires_grad)
             elif norm.affine:  # what the norm did without changes nothing, and does not learn
