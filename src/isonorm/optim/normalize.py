@@ -7,10 +7,10 @@ explodes on its way down; what the size should be instead is left to the optimiz
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .layerwise import euclidean_norms, finite_in, wide_dtype
 from .wrapper import GradientTransform
 
 
@@ -20,10 +20,9 @@ class Normalized(GradientTransform):
         return "normalize_gradients"
 
     def transform(self, grad: Tensor) -> Tensor:
-        # In float32 or better: squares, and norms, leave the range of float16.
-        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        norm = torch.linalg.vector_norm(wide)
-        return (wide / norm.where(norm != 0, 1.0)).to(grad.dtype)
+        dtype = wide_dtype(grad)  # norms leave the range of float16
+        (norm,) = euclidean_norms([grad])
+        return (grad.to(dtype) / finite_in(dtype, norm.where(norm != 0, 1.0))).to(grad.dtype)
 
 
 def normalize_gradients(
