@@ -22,7 +22,7 @@ class Centralized(GradientTransform):
     def name() -> str:
         return "centralize"
 
-    def transform(self, grad: Tensor) -> Tensor:
+    def transform(self, grad: Tensor, prepared: None) -> Tensor:
         if grad[:1].numel() <= 1:  # centred, a vector of one element would be zero for ever
             return grad.clone()
         return grad - grad.mean(tuple(range(1, grad.ndim)), keepdim=True)

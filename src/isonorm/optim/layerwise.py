@@ -44,9 +44,7 @@ class Layers(NamedTuple):
 
     def normalized(self, tensors: Tensors) -> Tensors:
         """t/‖t‖, layer by layer, wide; zeros stay zeros."""
-        norms = self.norms(tensors)
-        divisors = finite_in(self.wide_dtype(), norms.where(norms != 0, 1.0))
-        return torch._foreach_div(self.wide(tensors), divisors.unbind())
+        return torch._foreach_div(self.wide(tensors), divisors(tensors))
 
     def scaled(self, tensors: Tensors, scales: Tensor) -> Tensors:
         """s·t, layer by layer, wide."""
@@ -88,10 +86,17 @@ def euclidean_norms(tensors: Tensors) -> Tensor:
         return torch.stack(torch._foreach_norm(tensors, 2, plain))
     if first.is_cpu and not torch.compiler.is_compiling():
         norms = torch.stack(torch._foreach_norm(tensors, 2, plain)).double()
+        least, most = norms.aminmax()
         limits = torch.finfo(plain)
-        if ((norms > (limits.tiny / limits.eps) ** 0.5) & norms.isfinite()).all():
+        if least > (limits.tiny / limits.eps) ** 0.5 and most < math.inf:
             return norms
     return torch.stack(torch._foreach_norm(tensors, 2, torch.float64))
+
+
+def divisors(tensors: Tensors) -> tuple[Tensor, ...]:
+    """‖t‖ of each, or 1 for zeros, in the dtype it is to be divided in."""
+    norms = euclidean_norms(tensors)
+    return finite_in(wide_dtype(tensors[0]), norms.where(norms != 0, 1.0)).unbind()
 
 
 def finite_in(dtype: torch.dtype, values: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ explodes on its way down; what the size should be instead is left to the optimiz
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .layerwise import euclidean_norms, finite_in, wide_dtype
+from .layerwise import divisors
 from .wrapper import GradientTransform
 
 
@@ -19,10 +20,17 @@ class Normalized(GradientTransform):
     def name() -> str:
         return "normalize_gradients"
 
-    def transform(self, grad: Tensor) -> Tensor:
-        dtype = wide_dtype(grad)  # norms leave the range of float16
-        (norm,) = euclidean_norms([grad])
-        return (grad.to(dtype) / finite_in(dtype, norm.where(norm != 0, 1.0))).to(grad.dtype)
+    def prepare(self, grads: list[Tensor]) -> list[Tensor]:
+        """What each gradient is to be divided by."""
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for grad in grads:
+            alike.setdefault((grad.device, grad.dtype), []).append(grad)
+        found = {kind: iter(divisors(same)) for kind, same in alike.items()}
+        return [next(found[grad.device, grad.dtype]) for grad in grads]
+
+    def transform(self, grad: Tensor, prepared: Tensor) -> Tensor:
+        # Divided in float32 or better: norms leave the range of float16.
+        return (grad.to(prepared.dtype) / prepared).to(grad.dtype)
 
 
 def normalize_gradients(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,11 @@ class GradientTransform(Optimizer):
         """How the user called it, for messages and the repr."""
         raise NotImplementedError
 
-    def transform(self, grad: Tensor) -> Tensor:
+    def prepare(self, grads: list[Tensor]) -> Sequence[Any]:
+        """What ``transform`` must know of each gradient, found for all of them at once."""
+        return [None] * len(grads)
+
+    def transform(self, grad: Tensor, prepared: Any) -> Tensor:
         """What the inner optimizer sees instead of a gradient: a new tensor like it."""
         raise NotImplementedError
 
@@ -74,8 +78,9 @@ class GradientTransform(Optimizer):
         ]
         for p in layers:  # all of them before the first is changed
             check_gradient(p.grad, self.name())
-        for p in layers:
-            grad, new = p.grad, self.transform(p.grad)
+        grads = [p.grad for p in layers]
+        for p, grad, prepared in zip(layers, grads, self.prepare(grads), strict=True):
+            new = self.transform(grad, prepared)
             if self.in_place:
                 grad.copy_(new)
             else:
