@@ -14,6 +14,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..scalars import plain
 from .wrapper import GradientTransform
 
 
@@ -53,6 +54,7 @@ def centralize(
     code, the weights of an input are centred. Vectors of a single element stay as they are: centred
     they would be zero, and never learn.
     """
+    min_ndim = plain(min_ndim)
     if isinstance(min_ndim, int) and min_ndim < 2:
         raise ValueError(
             "centralize needs min_ndim of 2 or more: a vector or a number is not a set of weight "

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..scalars import plain
+
 Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]  # what torch._foreach_* take and return
 
 
@@ -110,7 +112,7 @@ class LayerwiseOptimizer(Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         # The count of steps lives beside its parameter, where a captured or compiled step finds
         # it; ``capturable`` is how torch's load_state_dict knows.
-        super().__init__(params, defaults | {"capturable": True})
+        super().__init__(params, {**_plain_options(defaults), "capturable": True})
 
     def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """What is kept for each parameter; "step" counts, the rest is shaped like it, and wide."""
@@ -128,6 +130,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict):  # otherwise torch says what is wrong
+            param_group.update(_plain_options(param_group))  # the same dictionary, as in torch
             self.check(self.defaults | param_group)
         super().add_param_group(param_group)
 
@@ -143,6 +146,7 @@ class LayerwiseOptimizer(Optimizer):
                     f"this is not a state of {type(self).__name__}: its parameter groups have no "
                     f"{', '.join(sorted(missing))}."
                 )
+            group.update(_plain_options(group))
             self.check(group)
         super().__setstate__(state)
 
@@ -231,6 +235,15 @@ def _batches(
     yield from batches.values()
 
 
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with Python's own numbers; lists of parameters and names are left out."""
+    return {
+        name: type(value)(map(plain, value)) if type(value) in (tuple, list) else plain(value)
+        for name, value in options.items()
+        if name not in ("params", "param_names")
+    }
+
+
 def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator/denominator, and 1 where either is zero. NaN stays NaN."""
     ones = torch.ones_like(numerator)
@@ -258,6 +271,7 @@ def check_rate(lr: float | Tensor) -> None:
 
 
 def check_number(name: str, value: object, *, low: float, below: float = math.inf) -> None:
+    value = plain(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value < below:  # type: ignore[operator]
         upper = f" and less than {below}" if below < math.inf else ""
@@ -265,6 +279,7 @@ def check_number(name: str, value: object, *, low: float, below: float = math.in
 
 
 def check_min_ndim(min_ndim: object) -> None:
+    min_ndim = plain(min_ndim)
     if not isinstance(min_ndim, int) or isinstance(min_ndim, bool) or min_ndim < 0:
         raise ValueError(
             "min_ndim must be an integer, the number of dimensions from which on a parameter "

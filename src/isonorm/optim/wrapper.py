@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..scalars import plain
 from .layerwise import check_gradient, check_min_ndim
 
 
@@ -33,7 +34,7 @@ class GradientTransform(Optimizer):
                 f"{type(optimizer).__name__}."
             )
         check_min_ndim(min_ndim)
-        self.optimizer, self.min_ndim, self.in_place = optimizer, min_ndim, in_place
+        self.optimizer, self.min_ndim, self.in_place = optimizer, plain(min_ndim), in_place
 
     @staticmethod
     def name() -> str:

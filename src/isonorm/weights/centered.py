@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_options
+from ..scalars import plain
 from ..statistics import no_autocast, working_dtype
 from .layout import Layout, check_centerable, check_first, register
 
@@ -78,6 +79,7 @@ def centered_weight_norm(
         gain: learn g, starting from the length of the weight's centred rows.
         eps: added to the squared length.
     """
+    eps = plain(eps)
     check_options(eps, None)
 
     def make(layout: Layout) -> nn.Module:

@@ -18,6 +18,7 @@ from torch.fx import Proxy
 from torch.nn.modules.conv import _ConvNd
 
 from ..layers.buffers import check_dtype
+from ..scalars import plain
 from .state import EquilibriumState
 
 
@@ -82,11 +83,11 @@ class _EquiConv(EquilibriumState, _ConvNd):
                 f"{type(self).__name__} takes {name} as an integer of at least {least}, or as "
                 f"{dims} of them; got {value!r}."
             )
-        return values  # type: ignore[return-value]
+        return tuple(map(plain, values))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium. A tracer of torch.fx
-        sees one call, as of torch's own convolutions.
+        """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium; one call to a
+        tracer of torch.fx, as torch's own convolutions are.
         """
         if isinstance(x, Proxy) and (y := self._one_call(x)) is not None:
             return y

@@ -20,6 +20,7 @@ from ..layers.buffers import (
     check_momentum,
     wide_dtype,
 )
+from ..scalars import plain
 from ..synchronization import group_name, is_shared
 from .balance import average_sums, balanced_kernel
 from .equilibrium import balance_signs_, input_sums, per_output
@@ -55,6 +56,7 @@ class EquilibriumState(WideBuffers):
         process_group: object,
     ) -> None:
         """The rest of the constructor, once the kernel is there."""
+        momentum, statistics_fraction = plain(momentum), plain(statistics_fraction)
         check_momentum(momentum)
         check_fraction(statistics_fraction)
         if self.bias is not None and affine:
