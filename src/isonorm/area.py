@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from .scalars import plain
+
 Features = Literal["channels", "groups", "one"]
 
 
@@ -185,30 +187,33 @@ class Area:
         return f"{self.name}({size}{count})"
 
 
-def _check_positive(name: str, value: int | None, optional: bool = False) -> None:
+def _positive(name: str, value: int | None, optional: bool = False) -> int | None:
+    """A number of channels or groups, or None where that is allowed; anything else is refused."""
     if value is None and optional:
-        return
+        return None
+    value = plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         allowed = (
             "a positive integer, or None for all channels" if optional else "a positive integer"
         )
         raise ValueError(f"{name} must be {allowed}; got {value!r}.")
+    return value
 
 
 def batch(group_size: int | None = None) -> Area:
     """All examples and positions of ``group_size`` channels together (None: all channels). BN,
     DBN, IterNorm.
     """
-    _check_positive("group_size", group_size, optional=True)
-    return Area("batch", "mbdm", "channels", group_size=group_size)
+    size = _positive("group_size", group_size, optional=True)
+    return Area("batch", "mbdm", "channels", group_size=size)
 
 
 def instance(group_size: int | None = None) -> Area:
     """The positions of one example, in groups of ``group_size`` channels (None: all). Instance
     normalization.
     """
-    _check_positive("group_size", group_size, optional=True)
-    return Area("instance", "bbdm", "channels", group_size=group_size)
+    size = _positive("group_size", group_size, optional=True)
+    return Area("instance", "bbdm", "channels", group_size=size)
 
 
 def layer() -> Area:
@@ -220,14 +225,13 @@ def group(num_groups: int) -> Area:
     """One example; its ``num_groups`` groups of channels are the features. Group normalization
     and whitening.
     """
-    _check_positive("num_groups", num_groups)
-    return Area("group", "bdmm", "groups", num_groups=num_groups)
+    return Area("group", "bdmm", "groups", num_groups=_positive("num_groups", num_groups))
 
 
 def batch_group(num_groups: int) -> Area:
     """Groups of channels over the whole batch. Batch group normalization."""
-    _check_positive("num_groups", num_groups)
-    return Area("batch_group", "mdmm", "groups", num_groups=num_groups)
+    count = _positive("num_groups", num_groups)
+    return Area("batch_group", "mdmm", "groups", num_groups=count)
 
 
 def position() -> Area:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .roots import METHODS, Root, make_root
+from .scalars import plain
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def whiten(method: str = "newton", num_iters: int | None = None) -> Operation:
     """
     if method not in METHODS:
         raise ValueError(f"whiten's method must be one of {', '.join(METHODS)}; got {method!r}.")
+    num_iters = plain(num_iters)
     if num_iters is not None:
         if method not in ("newton", "polar"):
             raise ValueError(

@@ -56,7 +56,7 @@ def no_autocast(x: Tensor) -> AbstractContextManager:
 
 def merge(left: Statistics, right: Statistics) -> Statistics:
     """The statistics of two sets of samples together, without ever leaving the neighbourhood of
-    their means.
+    their means. A set may be empty.
 
     >>> x = torch.randn(3, 4, 90, dtype=torch.float64) + 1e4
     >>> whole, parts = measure(x), merge(measure(x[..., :20]), measure(x[..., 20:]))
@@ -64,7 +64,8 @@ def merge(left: Statistics, right: Statistics) -> Statistics:
     True
     """
     count = left.count + right.count
-    share = right.count / count
+    samples = count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+    share = right.count / samples
     delta = right.mean - left.mean
     mean = left.mean + delta * share
     cov = left.cov + (right.cov - left.cov) * share + _outer(delta) * (share * (1 - share))

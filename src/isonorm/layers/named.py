@@ -59,7 +59,8 @@ class IterNorm(Normalize):
             recovery=_recovery(affine),
             **_only(BatchOptions, options, self),
         )
-        self.group_size, self.num_iters, self.affine = group_size, num_iters, affine
+        self.group_size, self.num_iters = self.area.group_size, self.operation.num_iters
+        self.affine = affine
 
 
 class DBN(Normalize):
@@ -96,12 +97,8 @@ class DBN(Normalize):
             recovery=_recovery(affine),
             **_only(BatchOptions, options, self),
         )
-        self.group_size, self.method, self.num_iters, self.affine = (
-            group_size,
-            method,
-            num_iters,
-            affine,
-        )
+        self.group_size, self.num_iters = self.area.group_size, self.operation.num_iters
+        self.method, self.affine = method, affine
 
 
 class BatchNorm(Normalize):
@@ -213,7 +210,7 @@ class GroupNorm(Normalize):
             recovery=_recovery(affine),
             **_only(SampleOptions, options, self),
         )
-        self.num_groups, self.affine = num_groups, affine
+        self.num_groups, self.affine = self.area.num_groups, affine
 
 
 class BatchGroupNorm(Normalize):
@@ -235,7 +232,7 @@ class BatchGroupNorm(Normalize):
             recovery=_recovery(affine),
             **_only(BatchOptions, options, self),
         )
-        self.num_groups, self.affine = num_groups, affine
+        self.num_groups, self.affine = self.area.num_groups, affine
 
 
 class PositionalNorm(Normalize):
@@ -278,12 +275,8 @@ class GroupWhitening(Normalize):
             recovery=_recovery(affine),
             **_only(SampleOptions, options, self),
         )
-        self.num_groups, self.method, self.num_iters, self.affine = (
-            num_groups,
-            method,
-            num_iters,
-            affine,
-        )
+        self.num_groups, self.num_iters = self.area.num_groups, self.operation.num_iters
+        self.method, self.affine = method, affine
 
 
 class InstanceWhitening(Normalize):
@@ -311,9 +304,5 @@ class InstanceWhitening(Normalize):
             recovery=_recovery(affine),
             **_only(SampleOptions, options, self),
         )
-        self.group_size, self.method, self.num_iters, self.affine = (
-            group_size,
-            method,
-            num_iters,
-            affine,
-        )
+        self.group_size, self.num_iters = self.area.group_size, self.operation.num_iters
+        self.method, self.affine = method, affine

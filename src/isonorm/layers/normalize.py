@@ -19,6 +19,7 @@ from ..area import Area
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..recovery import resolve as resolve_recovery
+from ..scalars import plain
 from . import fast_path
 from .fixed import FixedMap
 from .running import RunningTransform
@@ -91,6 +92,7 @@ class Normalize(RunningTransform):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        num_features, eps, momentum = plain(num_features), plain(eps), plain(momentum)
         _check_num_features(num_features)
         checks.check_options(eps, act)
         area, operation = areas.resolve(area), operations.resolve(operation)

@@ -72,7 +72,8 @@ def moments(
 
         m ← β₁·m + (1 − β₁)·g,   v ← β₂·v + (1 − β₂)·g²,   v̂ = v/(1 − β₂ᵗ)
 
-    m̂ = m/(1 − β₁ᵗ) is left to the caller; without bias correction both corrections are 1.
+    Gradients are wide, as m and v are: in float16 the square of 1e-3 would be lost. m̂ = m/(1 − β₁ᵗ)
+    is left to the caller; without bias correction both corrections are 1.
     """
     m, v, steps = layers.state
     beta1, beta2 = group["betas"]
@@ -81,7 +82,7 @@ def moments(
     torch._foreach_mul_(v, beta2)
     torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
     root = torch._foreach_sqrt(v)
-    t = torch.stack(steps).to(layers.norm_dtype())
+    t = torch.stack(steps).to(layers.wide_dtype())
     if group["bias_correction"]:
         torch._foreach_div_(root, _correction(beta2, t).sqrt().unbind())
         correction = _correction(beta1, t)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..scalars import plain
 from .wrapper import GradientTransform
 
 
@@ -22,7 +23,7 @@ class Centralized(GradientTransform):
     def name() -> str:
         return "centralize"
 
-    def transform(self, grad: Tensor) -> Tensor:
+    def transform(self, grad: Tensor, prepared: None) -> Tensor:
         if grad[:1].numel() <= 1:  # centred, a vector of one element would be zero for ever
             return grad.clone()
         return grad - grad.mean(tuple(range(1, grad.ndim)), keepdim=True)
@@ -53,6 +54,7 @@ def centralize(
     code, the weights of an input are centred. Vectors of a single element stay as they are: centred
     they would be zero, and never learn.
     """
+    min_ndim = plain(min_ndim)
     if isinstance(min_ndim, int) and min_ndim < 2:
         raise ValueError(
             "centralize needs min_ndim of 2 or more: a vector or a number is not a set of weight "

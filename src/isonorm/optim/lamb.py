@@ -52,7 +52,7 @@ class LAMB(MomentOptimizer):
 
     def update(self, layers: Layers, group: Mapping[str, Any]) -> None:
         w = layers.params
-        m, root, correction = moments(layers, layers.grads, group)
+        m, root, correction = moments(layers, layers.wide(layers.grads), group)
         r = torch._foreach_div(m, root)
         torch._foreach_div_(r, correction.unbind())
         scales = layers.rate(group["lr"]).expand(len(w))

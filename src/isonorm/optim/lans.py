@@ -44,8 +44,7 @@ class LANS(MomentOptimizer):
 
     def update(self, layers: Layers, group: Mapping[str, Any]) -> None:
         w, beta1 = layers.params, group["betas"][0]
-        norms = layers.norms(layers.grads)
-        g = layers.scaled(layers.grads, 1 / norms.where(norms != 0, 1.0))
+        g = layers.normalized(layers.grads)
         m, root, correction = moments(layers, g, group)
         r = torch._foreach_div(m, root)
         torch._foreach_div_(r, correction.unbind())

@@ -88,7 +88,7 @@ class LARS(LayerwiseOptimizer):
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def update(self, layers: Layers, group: Mapping[str, Any]) -> None:
-        w, g, m = layers.params, layers.grads, group["momentum"]
+        w, g, m = layers.params, layers.wide(layers.grads), group["momentum"]
         lr = layers.rate(group["lr"])
         ratio = torch.ones_like(lr).expand(len(w))
         if layers.adapted:
@@ -105,4 +105,4 @@ class LARS(LayerwiseOptimizer):
             torch._foreach_mul_(v, m)
             torch._foreach_add_(v, step)
             step = torch._foreach_add(step, v, alpha=m) if group["nesterov"] else v
-        torch._foreach_sub_(w, step if lr_inside else torch._foreach_mul(step, lr))
+        layers.subtract(step if lr_inside else torch._foreach_mul(step, lr))

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from ..scalars import plain
 
 Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]  # what torch._foreach_* take and return
 
@@ -29,31 +32,78 @@ class Layers(NamedTuple):
     state: tuple[list[Tensor], ...]  # one list for each name of ``state_names``
     adapted: bool  # False: no trust ratio, no weight decay
 
-    def norm_dtype(self) -> torch.dtype:
-        return torch.promote_types(self.params[0].dtype, torch.float32)
+    def wide_dtype(self) -> torch.dtype:
+        """What is multiplied and averaged in: float32 or better."""
+        return wide_dtype(self.params[0])
+
+    def wide(self, tensors: Tensors) -> Tensors:
+        dtype = self.wide_dtype()
+        return tensors if tensors[0].dtype == dtype else [t.to(dtype) for t in tensors]
 
     def norms(self, tensors: Tensors) -> Tensor:
-        """(n,) Euclidean norms, in float32 or better: squares leave the range of float16."""
-        return torch.stack(torch._foreach_norm(tensors, 2, self.norm_dtype()))
+        """(n,) Euclidean norms."""
+        return euclidean_norms(tensors)
+
+    def normalized(self, tensors: Tensors) -> Tensors:
+        """t/‖t‖, layer by layer, wide; zeros stay zeros."""
+        return torch._foreach_div(self.wide(tensors), divisors(tensors))
 
     def scaled(self, tensors: Tensors, scales: Tensor) -> Tensors:
-        """s·t, layer by layer, multiplied in the norms' precision: no scale need fit float16."""
-        dtype, wide = self.params[0].dtype, self.norm_dtype()
-        if dtype == wide:
-            return torch._foreach_mul(tensors, scales.unbind())
-        products = torch._foreach_mul([t.to(wide) for t in tensors], scales.unbind())
-        return [product.to(dtype) for product in products]
+        """s·t, layer by layer, wide."""
+        scales = finite_in(self.wide_dtype(), scales)
+        return torch._foreach_mul(self.wide(tensors), scales.unbind())
+
+    def subtract(self, steps: Tensors) -> None:
+        """w ← w − step, layer by layer."""
+        dtype = self.params[0].dtype
+        same = steps[0].dtype == dtype
+        torch._foreach_sub_(self.params, steps if same else [step.to(dtype) for step in steps])
 
     def descend(self, updates: Tensors, scales: Tensor) -> None:
         """w ← w − s·u, layer by layer."""
-        torch._foreach_sub_(self.params, self.scaled(updates, scales))
+        self.subtract(self.scaled(updates, scales))
 
     def rate(self, lr: float | Tensor) -> Tensor:
         """The learning rate as a 0-d tensor beside the norms."""
         if isinstance(lr, Tensor):
             lr = lr.reshape(())
-            return lr.to(self.params[0].device, self.norm_dtype(), non_blocking=True)
-        return torch.full((), lr, dtype=self.norm_dtype(), device=self.params[0].device)
+            return lr.to(self.params[0].device, self.wide_dtype(), non_blocking=True)
+        return torch.full((), lr, dtype=self.wide_dtype(), device=self.params[0].device)
+
+
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """float32, or the tensor's own dtype where that is better."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def euclidean_norms(tensors: Tensors) -> Tensor:
+    """(n,) Euclidean norms in float64, in which no square of a float32 is too large or too small.
+
+    On a CPU, where a look at them does not wait, float32 is tried first: it is read several times
+    faster.
+    """
+    first = tensors[0]
+    plain = wide_dtype(first)
+    if first.device.type == "mps":  # has no float64
+        return torch.stack(torch._foreach_norm(tensors, 2, plain))
+    if first.is_cpu and not torch.compiler.is_compiling():
+        norms = torch.stack(torch._foreach_norm(tensors, 2, plain)).double()
+        least, most = norms.aminmax()
+        limits = torch.finfo(plain)
+        if least > (limits.tiny / limits.eps) ** 0.5 and most < math.inf:
+            return norms
+    return torch.stack(torch._foreach_norm(tensors, 2, torch.float64))
+
+
+def divisors(tensors: Tensors) -> tuple[Tensor, ...]:
+    """‖t‖ of each, or 1 for zeros, in the dtype it is to be divided in."""
+    norms = euclidean_norms(tensors)
+    return finite_in(wide_dtype(tensors[0]), norms.where(norms != 0, 1.0)).unbind()
+
+
+def finite_in(dtype: torch.dtype, values: Tensor) -> Tensor:
+    """Positive numbers in a dtype, what is finite at most the largest there is."""
+    return torch.where(values.isinf(), values, values.clamp(max=torch.finfo(dtype).max)).to(dtype)
 
 
 class LayerwiseOptimizer(Optimizer):
@@ -62,10 +112,10 @@ class LayerwiseOptimizer(Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         # The count of steps lives beside its parameter, where a captured or compiled step finds
         # it; ``capturable`` is how torch's load_state_dict knows.
-        super().__init__(params, defaults | {"capturable": True})
+        super().__init__(params, {**_plain_options(defaults), "capturable": True})
 
     def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """What is kept for each parameter; "step" counts, the rest is shaped like it."""
+        """What is kept for each parameter; "step" counts, the rest is shaped like it, and wide."""
         raise NotImplementedError
 
     def update(self, layers: Layers, group: Mapping[str, Any]) -> None:
@@ -80,6 +130,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict):  # otherwise torch says what is wrong
+            param_group.update(_plain_options(param_group))  # the same dictionary, as in torch
             self.check(self.defaults | param_group)
         super().add_param_group(param_group)
 
@@ -87,15 +138,42 @@ class LayerwiseOptimizer(Optimizer):
         """What ``load_state_dict`` ends with: groups of another optimizer are refused before that
         changes anything.
         """
-        expected = state.get("defaults") or self.defaults
+        expected = (state.get("defaults") or self.defaults).keys()
+        expected = expected - {"differentiable"}  # which torch adds when a state is loaded
         for group in state["param_groups"]:
-            if missing := expected.keys() - group.keys():
+            if missing := expected - group.keys():
                 raise ValueError(
                     f"this is not a state of {type(self).__name__}: its parameter groups have no "
                     f"{', '.join(sorted(missing))}."
                 )
+            group.update(_plain_options(group))
             self.check(group)
         super().__setstate__(state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which would round what is kept to the dtype of a 16-bit parameter."""
+        given: dict[str, Any] = {}
+
+        def look(_: Optimizer, loaded: dict[str, Any]) -> None:
+            given.update(loaded)  # as every other hook has left it
+
+        def widen(_: Optimizer) -> None:
+            ids = chain.from_iterable(group["params"] for group in given["param_groups"])
+            params = chain.from_iterable(group["params"] for group in self.param_groups)
+            for i, p in zip(ids, params, strict=True):
+                for name, value in given["state"].get(i, {}).items():
+                    if name != "step" and isinstance(value, Tensor):
+                        self.state[p][name] = value.to(p.device, wide_dtype(p))
+
+        hooks = (
+            self.register_load_state_dict_pre_hook(look),
+            self.register_load_state_dict_post_hook(widen, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -134,7 +212,9 @@ class LayerwiseOptimizer(Optimizer):
                     kept[name] = (
                         torch.zeros((), dtype=torch.float32, device=p.device)
                         if name == "step"
-                        else torch.zeros_like(p, memory_format=torch.preserve_format)
+                        else torch.zeros_like(
+                            p, dtype=wide_dtype(p), memory_format=torch.preserve_format
+                        )
                     )
                 tensors.append(kept[name])
 
@@ -153,6 +233,15 @@ def _batches(
         for mine, all_of_them in zip(layers.state, state, strict=True):
             mine.append(all_of_them[i])
     yield from batches.values()
+
+
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with Python's own numbers; lists of parameters and names are left out."""
+    return {
+        name: type(value)(map(plain, value)) if type(value) in (tuple, list) else plain(value)
+        for name, value in options.items()
+        if name not in ("params", "param_names")
+    }
 
 
 def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -182,6 +271,7 @@ def check_rate(lr: float | Tensor) -> None:
 
 
 def check_number(name: str, value: object, *, low: float, below: float = math.inf) -> None:
+    value = plain(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value < below:  # type: ignore[operator]
         upper = f" and less than {below}" if below < math.inf else ""
@@ -189,6 +279,7 @@ def check_number(name: str, value: object, *, low: float, below: float = math.in
 
 
 def check_min_ndim(min_ndim: object) -> None:
+    min_ndim = plain(min_ndim)
     if not isinstance(min_ndim, int) or isinstance(min_ndim, bool) or min_ndim < 0:
         raise ValueError(
             "min_ndim must be an integer, the number of dimensions from which on a parameter "

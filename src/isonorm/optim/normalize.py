@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .layerwise import divisors
 from .wrapper import GradientTransform
 
 
@@ -19,11 +20,17 @@ class Normalized(GradientTransform):
     def name() -> str:
         return "normalize_gradients"
 
-    def transform(self, grad: Tensor) -> Tensor:
-        # In float32 or better: squares, and norms, leave the range of float16.
-        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        norm = torch.linalg.vector_norm(wide)
-        return (wide / norm.where(norm != 0, 1.0)).to(grad.dtype)
+    def prepare(self, grads: list[Tensor]) -> list[Tensor]:
+        """What each gradient is to be divided by."""
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for grad in grads:
+            alike.setdefault((grad.device, grad.dtype), []).append(grad)
+        found = {kind: iter(divisors(same)) for kind, same in alike.items()}
+        return [next(found[grad.device, grad.dtype]) for grad in grads]
+
+    def transform(self, grad: Tensor, prepared: Tensor) -> Tensor:
+        # Divided in float32 or better: norms leave the range of float16.
+        return (grad.to(prepared.dtype) / prepared).to(grad.dtype)
 
 
 def normalize_gradients(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..scalars import plain
 from .layerwise import check_number
 
 
@@ -56,6 +57,8 @@ def warmup_polynomial(
     >>> rates
     [4.0, 8.0, 8.0, 4.5, 2.0, 0.5]
     """
+    total_steps, power = plain(total_steps), plain(power)
+    warmup_steps, hold_steps = plain(warmup_steps), plain(hold_steps)
     for name, value in (("warmup_steps", warmup_steps), ("hold_steps", hold_steps)):
         if not isinstance(value, int) or value < 0:
             raise ValueError(f"{name} must be a number of steps, 0 or more; got {value!r}.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..scalars import plain
 from .layerwise import check_gradient, check_min_ndim
 
 
@@ -33,14 +34,18 @@ class GradientTransform(Optimizer):
                 f"{type(optimizer).__name__}."
             )
         check_min_ndim(min_ndim)
-        self.optimizer, self.min_ndim, self.in_place = optimizer, min_ndim, in_place
+        self.optimizer, self.min_ndim, self.in_place = optimizer, plain(min_ndim), in_place
 
     @staticmethod
     def name() -> str:
         """How the user called it, for messages and the repr."""
         raise NotImplementedError
 
-    def transform(self, grad: Tensor) -> Tensor:
+    def prepare(self, grads: list[Tensor]) -> Sequence[Any]:
+        """What ``transform`` must know of each gradient, found for all of them at once."""
+        return [None] * len(grads)
+
+    def transform(self, grad: Tensor, prepared: Any) -> Tensor:
         """What the inner optimizer sees instead of a gradient: a new tensor like it."""
         raise NotImplementedError
 
@@ -74,8 +79,9 @@ class GradientTransform(Optimizer):
         ]
         for p in layers:  # all of them before the first is changed
             check_gradient(p.grad, self.name())
-        for p in layers:
-            grad, new = p.grad, self.transform(p.grad)
+        grads = [p.grad for p in layers]
+        for p, grad, prepared in zip(layers, grads, self.prepare(grads), strict=True):
+            new = self.transform(grad, prepared)
             if self.in_place:
                 grad.copy_(new)
             else:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_options
+from ..scalars import plain
+from ..statistics import no_autocast, working_dtype
 from .layout import Layout, check_centerable, check_first, register
 
 
@@ -28,21 +30,28 @@ class CenteredWeightNorm(nn.Module):
 
     def forward(self, *originals: Tensor) -> Tensor:
         v = originals[-1]
-        rows = self.layout.rows(v)
-        rows = rows - rows.mean(-1, keepdim=True)
-        # eps under the root: where all weights are equal the result is zero, with a gradient.
-        rows = rows * (rows.square().sum(-1, keepdim=True) + self.eps).rsqrt()
-        if self.gain:
-            rows = rows * self.layout.per_row(originals[0])
-        return self.layout.weight(rows, v)
+        with no_autocast(v):
+            rows = self._centred(v)
+            # eps under the root: where all weights are equal the result is zero, with a gradient.
+            rows = rows * (rows.square().sum(-1, keepdim=True) + self.eps).rsqrt()
+            if self.gain:
+                rows = rows * self.layout.per_row(originals[0])
+            return self.layout.weight(rows, v).to(v.dtype)
+
+    def _centred(self, weight: Tensor) -> Tensor:
+        """(k, o, n) rows of mean zero, in the working precision: eps, and squares, leave the range
+        of float16.
+        """
+        rows = self.layout.rows(weight).to(working_dtype(weight))
+        return rows - rows.mean(-1, keepdim=True)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Parameters whose weight is the given one, centred (and, without a gain, of length 1)."""
         if not self.gain:
             return weight
-        rows = self.layout.rows(weight)
-        rows = rows - rows.mean(-1, keepdim=True)
-        return torch.linalg.vector_norm(rows, dim=-1).flatten(), weight
+        with no_autocast(weight):
+            lengths = torch.linalg.vector_norm(self._centred(weight), dim=-1)
+        return lengths.flatten().to(weight.dtype), weight
 
     def extra_repr(self) -> str:
         return f"dim={self.layout.dim}, gain={self.gain}, eps={self.eps}"
@@ -70,6 +79,7 @@ def centered_weight_norm(
         gain: learn g, starting from the length of the weight's centred rows.
         eps: added to the squared length.
     """
+    eps = plain(eps)
     check_options(eps, None)
 
     def make(layout: Layout) -> nn.Module:

@@ -14,9 +14,11 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.conv import _ConvNd
 
 from ..layers.buffers import check_dtype
+from ..scalars import plain
 from .state import EquilibriumState
 
 
@@ -81,10 +83,14 @@ class _EquiConv(EquilibriumState, _ConvNd):
                 f"{type(self).__name__} takes {name} as an integer of at least {least}, or as "
                 f"{dims} of them; got {value!r}."
             )
-        return values  # type: ignore[return-value]
+        return tuple(map(plain, values))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium."""
+        """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium; one call to a
+        tracer of torch.fx, as torch's own convolutions are.
+        """
+        if isinstance(x, Proxy) and (y := self._one_call(x)) is not None:
+            return y
         self._check_input(x)
         batch = x if x.dim() == len(self._positions) + 2 else x.unsqueeze(0)
         v, r, seen = self._measure(batch, 1, self._r_of_an_instance(batch.shape[2:]))
@@ -220,7 +226,11 @@ class EquiLinear(EquilibriumState, _Kernel):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """The linear map of (N, *, in_features), or of one instance (in_features,)."""
+        """The linear map of (N, *, in_features), or of one instance (in_features,); one call to a
+        tracer of torch.fx.
+        """
+        if isinstance(x, Proxy) and (y := self._one_call(x)) is not None:
+            return y
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(
                 f"EquiLinear expected input (N, *, {self.in_features}) with {self.in_features} "

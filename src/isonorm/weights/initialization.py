@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 
+from ..statistics import working_dtype
 from .centered import CenteredWeightNorm
 from .layout import CONVOLUTIONS, layout_of
 
@@ -78,9 +79,9 @@ def _on_first_call(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHa
     weight: Tensor = layer.weight  # type: ignore[assignment]
     channel = 1 - weight.ndim  # from the last dimension, with a batch and without
 
-    def initialize(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+    def initialize(_: nn.Module, args: tuple, kwargs: dict[str, Any], y: Tensor) -> Tensor:
         handle.remove()  # a layer that is used again keeps what its first use gave it
-        columns = y.movedim(channel, 0).flatten(1)
+        columns = y.movedim(channel, 0).flatten(1).to(working_dtype(y))
         if not columns.shape[1] or not columns.isfinite().all():
             raise ValueError(
                 f"the batch gives {name or 'the layer'} an output of shape {tuple(y.shape)} with "
@@ -88,14 +89,29 @@ def _on_first_call(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHa
                 "another batch."
             )
         variance, mean = torch.var_mean(columns, 1, correction=0)
-        scale = variance.where(variance > 0, 1.0).rsqrt()
+        (x,) = (*args, *kwargs.values())
+        noise = _rounding(gain.flatten(), x, columns, y.dtype)
+        scale = variance.where(variance > noise, 1.0).rsqrt()
         gain.mul_(scale.view_as(gain))
         if bias is None:
             mean = torch.zeros_like(mean)
         else:
             bias.sub_(mean).mul_(scale)
         shape = (-1,) + (1,) * (-channel - 1)
-        return (y - mean.view(shape)) * scale.view(shape)
+        return ((y - mean.view(shape)) * scale.view(shape)).to(y.dtype)
 
-    handle = layer.register_forward_hook(initialize)
+    handle = layer.register_forward_hook(initialize, with_kwargs=True)
     return handle
+
+
+def _rounding(gain: Tensor, x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """The variance that rounding alone can give each output where all samples are equal.
+
+    A sum is rounded in parts of its terms, which may be far larger than what is left of them:
+    weights of length g make terms of about g·√(mean x²). 16-bit outputs are summed in float32, and
+    rounded once.
+    """
+    working = columns.dtype
+    unit = max(10 * torch.finfo(working).eps, torch.finfo(dtype).eps)
+    terms = gain.to(working).square() * x.to(working).square().mean()
+    return unit**2 * (terms + columns.square().mean(1))

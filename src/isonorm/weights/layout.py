@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from ..scalars import plain
+
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 
@@ -57,6 +59,7 @@ def layout_of(module: nn.Module, name: str, dim: int | None) -> Layout:
             f"{name} must hold several weights for each output, in 2 or more dimensions; got shape "
             f"{tuple(weight.shape)}."
         )
+    dim = plain(dim)
     if dim is None:
         transposed = isinstance(module, TRANSPOSED)
         groups = module.groups if isinstance(module, CONVOLUTIONS) else 1

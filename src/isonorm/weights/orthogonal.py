@@ -21,6 +21,7 @@ from .. import operation
 from ..checks import check_options
 from ..operation import Operation
 from ..roots.recurrence import identity_like
+from ..scalars import plain
 from ..statistics import no_autocast, working_dtype
 from .layout import Layout, register
 
@@ -102,6 +103,7 @@ def orthogonal(
     orthogonal. Groups are orthogonal each for itself. V·Vᵀ has the square of the proxy's condition
     number κ, which is 1 at first: in float32 "polar" leaves W·Wᵀ within about 3e-9·κ² of I.
     """
+    eps, scale = plain(eps), plain(scale)
     check_options(eps, None)
     whiten = operation.whiten(method, num_iters)
     number = isinstance(scale, int | float) and not isinstance(scale, bool)

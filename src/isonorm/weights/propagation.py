@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ..scalars import plain
 from .weight_norm import weight_norm
 
 
@@ -35,6 +36,7 @@ def normalization_propagation(
     the standardized ReLU that follows, ½/(½(1 − 1/π)) ≈ 1.21², so that gradients keep their size on
     the way down. Follow the layer by :class:`StandardizedActivation`.
     """
+    gain = plain(gain)
     if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 < gain < float("inf"):
         raise ValueError(f"gain must be a positive number; got {gain!r}.")
     module = weight_norm(module, name, dim)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..checks import check_options
+from ..scalars import plain
 from .layout import Layout, check_centerable, register
 
 
@@ -47,6 +48,7 @@ def weight_standardization(
         dim: the dimension of the outputs; None finds it.
         eps: added to the variance, in which there is no correction for the number of weights.
     """
+    eps = plain(eps)
     check_options(eps, None)
 
     def make(layout: Layout) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..checks import check_no_transform
@@ -19,6 +20,7 @@ from ..layers.buffers import (
     check_momentum,
     wide_dtype,
 )
+from ..scalars import plain
 from ..synchronization import group_name, is_shared
 from .balance import average_sums, balanced_kernel
 from .equilibrium import balance_signs_, input_sums, per_output
@@ -54,6 +56,7 @@ class EquilibriumState(WideBuffers):
         process_group: object,
     ) -> None:
         """The rest of the constructor, once the kernel is there."""
+        momentum, statistics_fraction = plain(momentum), plain(statistics_fraction)
         check_momentum(momentum)
         check_fraction(statistics_fraction)
         if self.bias is not None and affine:
@@ -148,6 +151,11 @@ class EquilibriumState(WideBuffers):
         if isinstance(seen, Tensor) or seen:
             average_sums(v, r, seen, self.momentum, running, tracked)
 
+    def _one_call(self, x: Proxy) -> Tensor | None:
+        """This layer in the graph of a tracer; None where it is itself what is traced."""
+        path = x.tracer.path_of_module(self)  # type: ignore[attr-defined]
+        return x.tracer.create_proxy("call_module", path, (x,), {}) if path else None  # type: ignore[return-value]
+
     def inference_map(self) -> tuple[Tensor, Tensor | None]:
         """(kernel, bias) of the plain layer that this one is in eval; differentiable in its
         parameters.
@@ -196,8 +204,9 @@ class EquilibriumState(WideBuffers):
         >>> isonorm.EquiConv2d.from_pair(conv, norm)
         EquiConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), momentum=0.1)
 
-        The kernel is copied as it is; BatchNorm's affine becomes ``gamma`` and ``beta``, and its
-        momentum, mode and, from a SyncBatchNorm, process group are kept. Three things have no place
+        The kernel is copied as it is; BatchNorm's affine becomes ``gamma`` and ``beta`` (where it
+        has one of the two, the other is neutral and does not learn), and its momentum, mode and,
+        from a SyncBatchNorm, process group are kept. Three things have no place
         in the new layer: a bias of the plain one, which BatchNorm subtracts with the mean; eps; and
         the running statistics, which describe the output, where ``running_v`` describes the input.
         That starts at one, so the layer has to see data in training mode before eval means much.
@@ -215,10 +224,13 @@ class EquilibriumState(WideBuffers):
             device="meta", dtype=kernel.dtype,
         )  # fmt: skip
         new.to_empty(device=kernel.device).reset_running_stats()
-        sources = {"weight": kernel, "gamma": norm.weight, "beta": norm.bias}
-        for name, source in sources.items():
+        _replace(new, "weight", kernel, kernel.requires_grad)
+        for name, theirs, neutral in (("gamma", "weight", 1.0), ("beta", "bias", 0.0)):
+            source: Tensor | None = getattr(norm, theirs)
             if source is not None:
                 _replace(new, name, source, source.requires_grad)
+            elif norm.affine:  # what the norm did without changes nothing, and does not learn
+                getattr(new, name).requires_grad_(False).fill_(neutral)
         return new.train(norm.training)
 
     def _own_repr(self) -> str:

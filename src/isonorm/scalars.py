@@ -1,0 +1,22 @@
+"""Numbers as Python has them."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """numpy's and other libraries' numbers as int or float, so that a repr, a checkpoint and a
+    compiler see nothing else; whatever is no number as it is, for a check to refuse.
+
+    >>> import numpy
+    >>> plain(numpy.int64(4)), plain(numpy.float32(0.5)), plain("4")
+    (4, 0.5, '4')
+    """
+    # Asked first, so that a compiler, which sees Python's own, need not know abstract classes.
+    if value is None or type(value) in (int, float, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
