@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from isonorm.lab import experiment as experiments
 from isonorm.lab import figures, records
 from isonorm.lab.cli import app
+from isonorm.lab.tables import tabulate
 from tests.lab.run_folders import curves, result_of, weights
 
 TINY = ["--depth", "2", "--width", "8", "--epochs", "2", "--batch-size", "400", "--device", "cpu"]
@@ -219,6 +220,19 @@ def test_a_full_disk_leaves_earlier_results_untouched(tmp_path, monkeypatch):
     (folder,) = tmp_path.iterdir()
     assert sorted(file.name for file in folder.iterdir()) == ["curves.csv", "result.json"]
     assert len(result_of(folder)["runs"]) == 1
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_where_everything_diverges_time_and_memory_are_told(tmp_path):
+    words = [*TINY, "--norms", "plain", "--seeds", "2", "--lr", "1e30", "--epochs", "3"]
+    result = compare(*words, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    (folder,) = tmp_path.iterdir()
+    content = result_of(folder)
+    assert all(run["diverged"] and run["peak_bytes"] > 0 for run in content["runs"])
+    headings, (row,), _ = tabulate(content)
+    assert headings == ["norm", "epochs to 95%", "ms per step", "peak MB"]
+    assert row[1] == "diverged" and all(float(cell.split("±")[0]) > 0 for cell in row[2:])
 
 
 @pytest.mark.usefixtures("_nothing_is_drawn")
