@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import checkpoints
-from .claims import measure
+from .claims import Verdict, judge, measure
 from .comparison import Comparison, count
 from .data import DataSet
 from .ingredients import build, read_data
@@ -137,6 +137,20 @@ class Experiment:
             if chosen:
                 found[configuration.name] = chosen
         return found
+
+    def verdicts(self) -> list[Verdict]:
+        """On each claim. Of a configuration whose search has points to try there is no result yet,
+        whichever was the best so far.
+        """
+        found = self.by_configuration()
+        searched = {name: found[name] for name in found if self._searched(self.recipe[name])}
+        return [judge(claim, searched, self.recipe.spread) for claim in self.recipe.claims]
+
+    @property
+    def unfinished(self) -> str:
+        """How far it has come, in words; "" where it has come to its end."""
+        done, left = len(self.results), len(self.epochs_left)
+        return f"{done} of {count(done + left, 'training')}" if left else ""
 
     @property
     def epochs_left(self) -> list[int]:

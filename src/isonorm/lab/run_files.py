@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import environment, records
-from .claims import MEASURES, judge, measure
+from .claims import MEASURES, measure
 from .comparison import Comparison
 from .machine import Machine
 from .measuring.words import Measurement
@@ -83,7 +83,7 @@ def content(experiment: Experiment) -> dict[str, Any]:
             }
             for name, results in found.items()
         ],
-        "claims": [judge(claim, found, recipe.spread).content() for claim in recipe.claims],
+        "claims": [verdict.content() for verdict in experiment.verdicts()],
         "runs": [
             {
                 **trial._asdict(),

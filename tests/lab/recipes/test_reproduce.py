@@ -208,6 +208,24 @@ def test_check_judges_a_finished_run(whole):
     assert all(line.split(":")[0] in {"holds", "fails", "undecided"} for line in lines[1:])
 
 
+def test_check_says_how_much_of_an_unfinished_run_there_is(files, tmp_path):
+    ran = isonorm_command(*words(files, tmp_path, recipe="dbn2018-fig2"))
+    assert ran.exit_code == 0 and "Not finished" not in ran.output
+    (folder,) = tmp_path.iterdir()
+    content = json.loads((folder / "result.json").read_text())
+    runs = content["runs"]
+    assert len(runs) == 12  # of six configurations, the ends of a grid
+    # as it would have been, stopped after a point of the second configuration
+    left = json.dumps({**content, "runs": runs[:3], "status": "interrupted"})
+    (folder / "result.json").write_text(left)
+    checked = isonorm_command("check", str(folder))
+    assert checked.exit_code == 0, checked.output
+    lines = checked.output.splitlines()
+    assert lines[0] == "Not finished (3 of 12 trainings): the verdicts are on what there is."
+    assert len(lines) == 2 + len(run_files.find_recipe("dbn2018-fig2").claims)
+    assert all(line.startswith("not measured: ") for line in lines[2:])
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment, figures, records, run_files
-from ..claims import judge
+from ..claims import Verdict, judge
+from ..comparison import count
 from ..machine import Machine
 from ..pages import run as run_page
 from ..run_files import RESULT
@@ -52,6 +53,17 @@ class Measuring:
         for (name, _), measured in self.results.items():
             found.setdefault(name, []).append(measured)
         return dict(found)
+
+    def verdicts(self) -> list[Verdict]:
+        """On each claim."""
+        found = self.by_configuration()
+        return [judge(claim, found, self.recipe.spread) for claim in self.recipe.claims]
+
+    @property
+    def unfinished(self) -> str:
+        """How far it has come, in words; "" where it has come to its end."""
+        done, total = len(self.results), len(list(self.turns()))
+        return f"{done} of {count(total, 'turn')}" if done < total else ""
 
     @property
     def command(self) -> str:
@@ -130,9 +142,7 @@ def _write(run: Measuring) -> None:
             }
             for name, measured in run.by_configuration().items()
         ],
-        "claims": [
-            judge(claim, run.by_configuration(), recipe.spread).content() for claim in recipe.claims
-        ],
+        "claims": [verdict.content() for verdict in run.verdicts()],
         "runs": rows,
     }
     records.write_json(run.folder / RESULT, content)
