@@ -64,6 +64,8 @@ def test_medians_do_not_mind_a_seed_that_diverged(found, make_result):
         ("bad", "7 of 10", "undecided"),
         ("4 of 10", "bad", "undecided"),
         ("7 of 10", "7 of 10", "undecided"),
+        ("lowest", "7 of 10", "holds"),  # of every pair of seeds
+        ("7 of 10", "lowest", "fails"),
         ("good", "0 of 10", "holds"),
         ("0 of 10", "good", "fails"),
     ],
@@ -72,6 +74,7 @@ def test_where_some_seeds_diverge_and_others_do_not_nothing_is_certain(
     found, make_result, spread, lower, higher, answer
 ):
     lost = make_result([9.0, math.nan], [0.9, 0.9])
+    found["lowest"] = [make_result([1.0, 0.1], [0.5, error]) for error in (0.01, 0.02)]
     for learned in (7, 4, 0):
         found[f"{learned} of 10"] = found["good"][:1] * learned + [lost] * (10 - learned)
     assert judge(Claim("Better.", lower, higher), found, spread).answer == answer
@@ -100,7 +103,8 @@ def test_a_training_that_diverged_is_neither_slow_nor_large_nor_overfitting(
     for side in ("lost", "partly lost"):
         for claim in (Claim("More.", "slow", side, "rise_of_test_loss"),
                       Claim("Less.", side, "slow", "rise_of_test_loss")):  # fmt: skip
-            assert judge(claim, found, spread).answer == "undecided"
+            verdict = judge(claim, found, spread)
+            assert verdict.answer == "undecided" and "nan" not in verdict.evidence
 
 
 def test_the_evidence_is_in_the_papers_units(found):

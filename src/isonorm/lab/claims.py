@@ -113,9 +113,9 @@ class Verdict:
 
 def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
     """Compare the means over seeds, or the medians. Where they differ by less than the standard
-    error of their difference the claim is undecided, and so it is where some seeds diverged and
-    others did not, so that this error is infinite; with one seed there is no such error, and their
-    order counts.
+    error of their difference the claim is undecided. Where some seeds diverged and others did not
+    this error is infinite, and only a claim that is true, or false, of every pair of seeds is
+    decided. With one seed there is no such error, and their order counts.
     """
     sides = [_values(side, claim.measure, results) for side in (claim.lower, claim.higher)]
     if not all(sides):
@@ -132,7 +132,9 @@ def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
     if math.isnan(difference):  # both diverged, or nothing was measured
         return Verdict(claim, "undecided", evidence)
     error = math.hypot(error_of(low), error_of(high))
-    if math.isinf(error) or abs(difference) < error or difference == 0:
+    apart = max(low) < min(high) + claim.margin or min(low) > max(high) + claim.margin
+    enough = apart if math.isinf(error) else abs(difference) >= error
+    if difference == 0 or not enough:
         return Verdict(claim, "undecided", evidence)
     return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
 
@@ -186,6 +188,8 @@ def _text(side: str | float, name: str, values: Sequence[float], spread: Spread)
     percent = name in PERCENT
     numbers = [100 * value if percent else value for value in values]
     unit = "%" if percent else ""
+    if any(map(math.isnan, numbers)):
+        return f"{side} not measured with every seed"
     if not isinstance(side, str):
         return f"{numbers[0]:.4g}{unit}"
     if spread == "median" and len(numbers) > 1:
