@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import checkpoints
 from .claims import Verdict, judge, measure
@@ -66,6 +66,7 @@ class Experiment:
     verify: bool = True  # the checksums of the data's archives
     only: tuple[str, ...] = ()  # patterns of the configurations; none: all
     comparison: Comparison | None = None  # where the recipe is no paper's
+    environments: list[dict[str, Any]] = field(default_factory=list)  # the first, and others since
 
     def trials(self) -> Iterator[Trial]:
         """All trainings in order, with every configuration once before the next seed. Those at a

@@ -60,7 +60,7 @@ def test_a_drawing_of_very_many_points_becomes_a_png():
 
 
 def test_what_is_no_svg_is_refused():
-    with pytest.raises(ValueError, match="no SVG"):
+    with pytest.raises(ValueError, match="not an SVG"):
         pictures.of_svg("<html></html>")
 
 

@@ -151,25 +151,14 @@ def _write(run: Measuring) -> None:
 def read(folder: Path, find: Callable[[str], Measurement]) -> Measuring:
     """The run in a folder, as far as it has come; its recipe is found by its name."""
     content = run_files.read_content(folder)
-    only = tuple(content.get("only", ()))
-    recipe = find(content["recipe"]).only(only)
-    recipe = recipe.shrunk() if content["scale"] == "quick" else recipe
+    with records.reading(folder / RESULT):
+        begun = run_files.begun_with(content)
+        begun_on = records.told(content, "environment", dict)
+    recipe = run_files.as_run(find(content["recipe"]), content)
     run_files.check_definition(recipe, content, folder)
     with records.reading(folder / MEASUREMENTS):
         results = _results(folder / MEASUREMENTS, recipe.measures)
-    with records.reading(folder / RESULT):
-        return Measuring(
-            recipe=recipe,
-            scale=content["scale"],
-            seeds=content["seeds"],
-            machine=Machine(**content["machine"]),
-            folder=folder,
-            started=datetime.fromisoformat(content["started"]),
-            status=content["status"],
-            results=results,
-            only=only,
-            begun_on=content["environment"],
-        )
+    return Measuring(**begun, recipe=recipe, folder=folder, results=results, begun_on=begun_on)
 
 
 def _results(path: Path, measures: Sequence[str]) -> dict[Turn, Measured]:
