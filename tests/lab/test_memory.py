@@ -61,7 +61,7 @@ def test_the_meter_is_silent(capfd):
     assert capfd.readouterr().err == "here again"
 
 
-def test_without_room_for_its_trace_the_meter_has_no_number(data):
+def test_without_room_for_its_trace_the_meter_has_no_number(data, capfd):
     """Where files may not be large, for one; and the training goes on."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -73,6 +73,7 @@ def test_without_room_for_its_trace_the_meter_has_no_number(data):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert math.isnan(result.epochs[0].peak_bytes) and not result.diverged
+    assert capfd.readouterr().err == ""
 
 
 def test_without_a_folder_for_its_trace_the_meter_has_no_number(monkeypatch):

@@ -39,7 +39,7 @@ def collector_paused() -> Iterator[None]:
 @contextmanager
 def _stderr_silenced() -> Iterator[None]:
     """The profiler of torch 2.13 announces itself on the process's standard error, whatever its log
-    level, in the middle of progress bars.
+    level, in the middle of progress bars; and there it says what it could not write.
     """
     sys.stderr.flush()
     try:
@@ -72,7 +72,7 @@ def peak_bytes(step: Callable[[], object]) -> Any:
         result = step()
     del result
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _stderr_silenced():
             trace = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(trace))
             events = json.loads(trace.read_text())["traceEvents"]
