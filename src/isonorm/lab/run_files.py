@@ -53,6 +53,7 @@ def content(experiment: Experiment) -> dict[str, Any]:
     """What ``result.json`` says of a run."""
     recipe = experiment.recipe
     found = experiment.by_configuration()
+    begun_in, *resumed_in = experiment.environments or [{}]  # none: nothing was trained yet
     return {
         "command": experiment.command,
         "recipe": recipe.name,
@@ -68,8 +69,8 @@ def content(experiment: Experiment) -> dict[str, Any]:
         "status": experiment.status,
         "started": experiment.started.isoformat(timespec="seconds"),
         "machine": asdict(experiment.machine),
-        "environment": experiment.environments[0],
-        "resumed_in": experiment.environments[1:],
+        "environment": begun_in,
+        "resumed_in": resumed_in,
         "choices": recipe.choices,
         "trained": [configuration.describe() for configuration in recipe.configurations],
         "configurations": recipe.definition(),
