@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from isonorm.lab.claims import judge, measure
+from isonorm.lab.claims import MEASURES, judge, measure
 from isonorm.lab.recipe import Claim
 
 
@@ -45,12 +48,63 @@ def test_medians_do_not_mind_a_seed_that_diverged(found, make_result):
     lost = make_result([9.0, float("nan")], [0.9, 0.9])
     found["mostly good"] = [*found["good"], *found["good"], lost]
     claim = Claim("Better.", "mostly good", "bad")
-    assert judge(claim, found).answer == "fails"
+    assert judge(claim, found).answer == "undecided"  # a mean does
     verdict = judge(claim, found, "median")
     assert str(verdict) == (
         "holds: Better. (mostly good 12%, the median against bad 21%, the median)"
     )
     assert judge(Claim("The same.", "good", "good"), found, "median").answer == "undecided"
+
+
+@pytest.mark.parametrize("spread", ["mean", "median"])
+@pytest.mark.parametrize(
+    ("lower", "higher", "answer"),
+    [
+        ("7 of 10", "bad", "undecided"),
+        ("bad", "7 of 10", "undecided"),
+        ("4 of 10", "bad", "undecided"),
+        ("7 of 10", "7 of 10", "undecided"),
+        ("lowest", "7 of 10", "holds"),  # of every pair of seeds
+        ("7 of 10", "lowest", "fails"),
+        ("good", "0 of 10", "holds"),
+        ("0 of 10", "good", "fails"),
+    ],
+)
+def test_where_some_seeds_diverge_and_others_do_not_nothing_is_certain(
+    found, make_result, spread, lower, higher, answer
+):
+    lost = make_result([9.0, math.nan], [0.9, 0.9])
+    found["lowest"] = [make_result([1.0, 0.1], [0.5, error]) for error in (0.01, 0.02)]
+    for learned in (7, 4, 0):
+        found[f"{learned} of 10"] = found["good"][:1] * learned + [lost] * (10 - learned)
+    assert judge(Claim("Better.", lower, higher), found, spread).answer == answer
+
+
+def test_only_losses_and_errors_of_a_training_that_diverged_are_infinite(make_result):
+    lost = make_result([9.0, math.nan], [0.9, 0.9])
+    memory = replace(lost, epochs=tuple(replace(e, peak_bytes=3e6) for e in lost.epochs))
+    numbers = {name: measure(name, memory) for name in MEASURES}
+    kept = {"seconds_per_step": 0.03, "seconds_per_epoch": 0.15, "peak_bytes": 3e6}
+    assert {name: numbers.pop(name) for name in kept} == pytest.approx(kept)
+    without = {name for name, number in numbers.items() if math.isnan(number)}
+    assert without == {"rise_of_test_loss", "condition_number", "test_seconds"}
+    assert all(number == math.inf for name, number in numbers.items() if name not in without)
+
+
+@pytest.mark.parametrize("spread", ["mean", "median"])
+def test_a_training_that_diverged_is_neither_slow_nor_large_nor_overfitting(
+    found, make_result, spread
+):
+    slow = make_result([1.0] * 9, [0.5] * 9)
+    found["slow"] = [replace(slow, epochs=slow.epochs[2:])] * 2  # 0.6 s an epoch, the median
+    found["partly lost"] = [*found["good"], *found["lost"]]
+    verdict = judge(Claim("Faster.", "slow", "lost", "seconds_per_epoch"), found, spread)
+    assert verdict.answer == "fails" and "lost 0.15" in verdict.evidence
+    for side in ("lost", "partly lost"):
+        for claim in (Claim("More.", "slow", side, "rise_of_test_loss"),
+                      Claim("Less.", side, "slow", "rise_of_test_loss")):  # fmt: skip
+            verdict = judge(claim, found, spread)
+            assert verdict.answer == "undecided" and "nan" not in verdict.evidence
 
 
 def test_the_evidence_is_in_the_papers_units(found):

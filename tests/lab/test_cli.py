@@ -51,6 +51,29 @@ def test_the_library_does_without_the_lab_and_the_command_says_what_it_needs():
     )
 
 
+INTERRUPTED = """
+import os, signal, sys, time
+import isonorm
+
+class CtrlC:
+    def find_spec(self, name, *more):
+        if name == "isonorm.lab.analyze":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, CtrlC())
+from isonorm.lab.cli import app
+app()
+"""
+
+
+def test_ctrl_c_while_it_starts_is_one_sentence():
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert result.returncode == 130
+    assert result.stderr == "isonorm: stopped before anything was begun.\n"
+
+
 def test_data_sets_are_listed_with_their_files(official, tmp_path):
     official.cifar(tmp_path)
     result = isonorm_command("data", "--folder", str(tmp_path))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import shlex
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from isonorm.lab import conduct, environment, figures, records
 from isonorm.lab import experiment as experiments
-from isonorm.lab import figures, records
 from isonorm.lab.cli import app
+from isonorm.lab.tables import tabulate
 from tests.lab.run_folders import curves, result_of, weights
 
 TINY = ["--depth", "2", "--width", "8", "--epochs", "2", "--batch-size", "400", "--device", "cpu"]
@@ -194,7 +199,9 @@ def test_stopped_before_the_first_result_it_can_go_on(tmp_path, monkeypatch):
         patch.setattr(experiments, "train", interrupted)
         stopped = compare(*words)
     (folder,) = tmp_path.iterdir()
-    assert stopped.exit_code == 130 and "0 trainings finished and 1 to go" in stopped.stdout
+    assert stopped.exit_code == 130
+    assert stopped.stdout.splitlines()[-1].startswith("Stopped with 0 trainings finished and 1 to")
+    assert "Results" not in stopped.stdout, "there are none"
     assert [file.name for file in sorted(folder.iterdir())] == ["curves.csv", "result.json"]
     assert compare("--resume", str(folder)).exit_code == 0
     assert len(result_of(folder)["runs"]) == 1
@@ -219,6 +226,19 @@ def test_a_full_disk_leaves_earlier_results_untouched(tmp_path, monkeypatch):
     (folder,) = tmp_path.iterdir()
     assert sorted(file.name for file in folder.iterdir()) == ["curves.csv", "result.json"]
     assert len(result_of(folder)["runs"]) == 1
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_where_everything_diverges_time_and_memory_are_told(tmp_path):
+    words = [*TINY, "--norms", "plain", "--seeds", "2", "--lr", "1e30", "--epochs", "3"]
+    result = compare(*words, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    (folder,) = tmp_path.iterdir()
+    content = result_of(folder)
+    assert all(run["diverged"] and run["peak_bytes"] > 0 for run in content["runs"])
+    headings, (row,), _ = tabulate(content)
+    assert headings == ["norm", "epochs to 95%", "ms per step", "peak MB"]
+    assert row[1] == "diverged" and all(float(cell.split("±")[0]) > 0 for cell in row[2:])
 
 
 @pytest.mark.usefixtures("_nothing_is_drawn")
@@ -262,6 +282,70 @@ def test_data_comes_from_files(official, tmp_path):
         assert content["comparison"]["data"] == "mnist" and content["data"] == str(tmp_path)
 
 
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_data_is_read_once(official, tmp_path, monkeypatch):
+    """And not kept where other processes read their own."""
+    official.mnist(tmp_path, train=40)
+    read, seen = experiments.read_data, []
+
+    def counted(*arguments, **options):
+        data = read(*arguments, **options)
+        seen.append(weakref.ref(data))
+        return data
+
+    monkeypatch.setattr(experiments, "read_data", counted)
+    words = ["--depth", "2", "--width", "4", "--epochs", "1", "--batch-size", "20", "--norms", "bn"]
+    words += ["--seeds", "1", "--data", "mnist", "--folder", str(tmp_path), "--device", "cpu"]
+    assert compare(*words, "--out", str(tmp_path / "runs")).exit_code == 0
+    assert len(seen) == 1
+
+    def processes(experiment, progress):
+        gc.collect()
+        assert len(seen) == 2 and seen[1]() is None
+        yield from ()
+
+    monkeypatch.setattr(conduct, "side_by_side", processes)
+    ran = compare(*words, "--jobs", "2", "--out", str(tmp_path / "runs"))
+    assert ran.exit_code == 0, ran.output
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_what_is_resumed_elsewhere_keeps_its_first_environment(whole, tmp_path, monkeypatch):
+    folder = copytree(whole[1], tmp_path / "run")
+    first = result_of(folder)
+    assert first["resumed_in"] == []
+    elsewhere = {**first["environment"], "python": "3.99.0"}
+    monkeypatch.setattr(environment, "describe", lambda device: elsewhere)
+    assert compare("--resume", str(folder)).exit_code == 0
+    assert result_of(folder)["resumed_in"] == [], "nothing was left to do"
+    for left in (3, 7):  # twice in the other environment, which is told once
+        content = {**result_of(folder), "runs": first["runs"][:left]}
+        (folder / "result.json").write_text(json.dumps(content))
+        assert compare("--resume", str(folder)).exit_code == 0
+        now = result_of(folder)
+        assert len(now["runs"]) == 8 and now["environment"] == first["environment"]
+        assert now["resumed_in"] == [elsewhere]
+    page = (folder / "report.html").read_text()
+    assert "3.99.0" in page and first["environment"]["python"] in page
+
+
+@pytest.mark.usefixtures("_nothing_is_drawn")
+def test_data_that_has_moved_is_found_again(official, tmp_path, monkeypatch):
+    official.mnist(tmp_path / "before", train=40)
+    monkeypatch.chdir(tmp_path)
+    words = ["--depth", "2", "--width", "4", "--epochs", "1", "--batch-size", "20", "--norms", "bn"]
+    words += ["--seeds", "1", "--data", "mnist", "--folder", "before", "--device", "cpu"]
+    assert compare(*words, "--out", str(tmp_path / "runs")).exit_code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    content = result_of(folder)
+    assert content["data"] == str(tmp_path / "before")
+    (folder / "result.json").write_text(json.dumps({**content, "runs": []}))
+    (tmp_path / "before").rename(tmp_path / "after")
+    assert compare("--resume", str(folder)).exit_code == 2
+    assert compare("--resume", str(folder), "--folder", "after").exit_code == 0
+    assert result_of(folder)["data"] == str(tmp_path / "after")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -275,6 +359,10 @@ def test_data_comes_from_files(official, tmp_path):
         (["--model", "vgg_a", "--width", "0.1"], "vgg_a does not fit the 1 × 8 × 8 images"),
         (["--model", "cifar_resnet20", "--depth", "8"], "has depth=20 by its name; leave depth"),
         (["--width", "0"], "a hidden layer must be an integer of at least 1; got 0"),
+        (["--width", "inf"], "width must be a finite number; got inf."),
+        (["--lr", "inf"], "lr must be a finite number; got inf."),
+        (["--momentum", "inf"], "momentum must be a finite number; got inf."),
+        (["--weight-decay", "inf"], "weight decay must be a finite number; got inf."),
         (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--device", "meta"], "device 'meta' cannot be used here"),
         (["--precision", "int8"], "precision must be one of float32"),

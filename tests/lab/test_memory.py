@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 
 import pytest
@@ -58,6 +59,29 @@ def test_the_meter_is_silent(capfd):
     assert capfd.readouterr().err == ""
     os.write(2, b"here again")
     assert capfd.readouterr().err == "here again"
+
+
+def test_without_room_for_its_trace_the_meter_has_no_number(data, capfd):
+    """Where files may not be large, for one; and the training goes on."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    network = seeded(0, lambda: MLP(64, 10, hidden=(8,), norm=None))
+    plan = Plan(epochs=1, batch_size=400, lr=0.5)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        result = train(network, data, plan, seed=0, measure_memory=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert math.isnan(result.epochs[0].peak_bytes) and not result.diverged
+    assert capfd.readouterr().err == ""
+
+
+def test_without_a_folder_for_its_trace_the_meter_has_no_number(monkeypatch):
+    def full_disk(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(memory.tempfile, "TemporaryDirectory", full_disk)
+    assert math.isnan(memory.peak_bytes(lambda: torch.empty(MIB)))
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, median, quantiles, stdev
+from statistics import mean, median, stdev
 
 from .measuring.words import Measured
 from .recipe import Claim, Spread
@@ -37,7 +37,7 @@ def _condition_number(result: Result) -> float:
     return median(measured) if measured else math.nan
 
 
-#: What can be claimed of a training. Of each, less is better; one that diverged has infinity.
+#: What can be claimed of a training. Of each, less is better.
 MEASURES: dict[str, Callable[[Result], float]] = {
     "train_loss": _last(lambda epoch: epoch.train_loss),
     "train_error": _last(lambda epoch: epoch.train_error),
@@ -60,6 +60,11 @@ MEASURES: dict[str, Callable[[Result], float]] = {
 #: Measures that are fractions, which the papers and the tables give in percent.
 PERCENT = frozenset(name for name in MEASURES if name.endswith("error"))
 
+#: Losses and errors, of which nothing is worse than to diverge.
+_OUTCOMES = PERCENT | {name for name in MEASURES if name.endswith("_loss")} - {"rise_of_test_loss"}
+#: What a training takes, whatever becomes of it.
+_WHILE_IT_RUNS = frozenset(("seconds_per_step", "seconds_per_epoch", "test_seconds", "peak_bytes"))
+
 
 def in_words(name: str) -> str:
     """A measure as the head of a column.
@@ -71,10 +76,14 @@ def in_words(name: str) -> str:
 
 
 def measure(name: str, result: Result | Measured) -> float:
-    """A number of a training, infinite where it diverged; or of a layer."""
+    """A number of a training or of a layer. Of a training that diverged, losses and errors are
+    infinite, its time and memory are what they were, and everything else is NaN.
+    """
     if isinstance(result, Measured):
         return result.values[name]
-    return math.inf if result.diverged else MEASURES[name](result)
+    if not result.diverged or name in _WHILE_IT_RUNS:
+        return MEASURES[name](result)
+    return math.inf if name in _OUTCOMES else math.nan
 
 
 #: By configuration: of each seed a training, or a measurement.
@@ -104,13 +113,14 @@ class Verdict:
 
 def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
     """Compare the means over seeds, or the medians. Where they differ by less than the standard
-    error of their difference the claim is undecided; with one seed there is no such error, and
-    their order counts.
+    error of their difference the claim is undecided. Where some seeds diverged and others did not
+    this error is infinite, and only a claim that is true, or false, of every pair of seeds is
+    decided. With one seed there is no such error, and their order counts.
     """
     sides = [_values(side, claim.measure, results) for side in (claim.lower, claim.higher)]
     if not all(sides):
         return Verdict(claim, "not measured", "no result yet")
-    middle, error_of = (mean, _error_of_mean) if spread == "mean" else (median, _error_of_median)
+    middle, error_of = (mean, _error_of_mean) if spread == "mean" else (_median, _error_of_median)
     low, high = sides
     evidence = (
         f"{_text(claim.lower, claim.measure, low, spread)} against "
@@ -122,7 +132,9 @@ def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
     if math.isnan(difference):  # both diverged, or nothing was measured
         return Verdict(claim, "undecided", evidence)
     error = math.hypot(error_of(low), error_of(high))
-    if abs(difference) < error or difference == 0:
+    apart = max(low) < min(high) + claim.margin or min(low) > max(high) + claim.margin
+    enough = apart if math.isinf(error) else abs(difference) >= error
+    if difference == 0 or not enough:
         return Verdict(claim, "undecided", evidence)
     return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
 
@@ -139,31 +151,49 @@ def _values(side: str | float, name: str, results: Results) -> list[float]:
     return [measure(name, result) for result in results.get(side, ())]
 
 
+def _median(values: Sequence[float]) -> float:
+    """NaN where one of them is, which has no place in an order."""
+    return math.nan if any(map(math.isnan, values)) else median(values)
+
+
 def _error_of_mean(values: Sequence[float]) -> float:
-    if len(values) < 2 or not all(map(math.isfinite, values)):
+    if len(set(values)) < 2:  # one, or all of them diverged
         return 0.0
-    return stdev(values) / math.sqrt(len(values))
+    return stdev(values) / math.sqrt(len(values)) if math.isfinite(sum(values)) else math.inf
 
 
 def _error_of_median(values: Sequence[float]) -> float:
     """√(π/2)·σ/√n, with σ from the quartiles of a normal distribution: seeds that diverged do not
-    count as long as they are few.
+    count as long as they are few, nor do those that did not where these are few.
     """
-    if len(values) < 2:
-        return 0.0
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    sigma = (high - low) / 1.349
-    return math.sqrt(math.pi / 2) * sigma / math.sqrt(len(values)) if math.isfinite(sigma) else 0.0
+    low, high = (_quantile(values, share) for share in (0.25, 0.75))
+    sigma = 0.0 if low == high else (high - low) / 1.349
+    return math.sqrt(math.pi / 2) * sigma / math.sqrt(len(values))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Between the two values nearest to it, as ``statistics.quantiles`` has it, which makes NaN of
+    an infinite neighbour that has no weight.
+
+    >>> _quantile([1.0, 2.0, 3.0, 4.0, math.inf], 0.75)
+    4.0
+    """
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return below if below == above else below + (above - below) * (place % 1)
 
 
 def _text(side: str | float, name: str, values: Sequence[float], spread: Spread) -> str:
     percent = name in PERCENT
     numbers = [100 * value if percent else value for value in values]
     unit = "%" if percent else ""
+    if any(map(math.isnan, numbers)):
+        return f"{side} not measured with every seed"
     if not isinstance(side, str):
         return f"{numbers[0]:.4g}{unit}"
     if spread == "median" and len(numbers) > 1:
-        return f"{side} {median(numbers):.4g}{unit}, the median"
+        return f"{side} {_median(numbers):.4g}{unit}, the median"
     deviation = (
         f" ± {stdev(numbers):.2g}" if len(numbers) > 1 and math.isfinite(sum(numbers)) else ""
     )

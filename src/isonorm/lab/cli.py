@@ -25,6 +25,9 @@ except ModuleNotFoundError as missing:
     if package not in needed.split():
         raise
     sys.exit(f"The isonorm command needs {package}: pip install 'isonorm[lab]' brings it.")
+except KeyboardInterrupt:  # these imports take seconds
+    print("isonorm: stopped before anything was begun.", file=sys.stderr)
+    sys.exit(130)  # what a shell expects of a program that Ctrl-C ended
 
 app = typer.Typer(
     help="Compare normalizations of deep networks.",

@@ -43,7 +43,7 @@ def compare(
     ] = _DEFAULT.data,
     folder: Annotated[
         str,
-        typer.Option(metavar="FOLDER", envvar="ISONORM_DATA", help="Where the data's files are."),
+        options.PLACE,
     ] = "data",
     model: Annotated[
         str,
@@ -123,12 +123,12 @@ def compare(
     """
     try:
         if resume is not None:
-            options.refuse_other_words(context, "jobs")
+            options.refuse_other_words(context, "jobs", "folder")
             if not run_files.read_content(resume).get("comparison"):
                 raise ValueError(
                     f"{resume} is not a comparison: isonorm run --resume {resume} goes on with it."
                 )
-            experiment = options.resumed(context, resume)
+            experiment = options.resumed(context, resume, place="folder")
         else:
             source_of(data)
             settings: dict[str, Any] = {
@@ -139,7 +139,7 @@ def compare(
                 recipe=comparison.recipe(),
                 scale="full",
                 seeds=seeds,
-                data=folder,
+                data=options.absolute(folder),
                 machine=Machine(
                     device=resolve_device(device),
                     precision=precision,

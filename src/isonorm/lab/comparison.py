@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -66,12 +67,16 @@ class Comparison:
         object.__setattr__(self, "norms", parse_list(",".join(self.norms), WEIGHT_NORMS))
         choose("schedule", self.schedule, tuple(SCHEDULES))
         choose("spread", self.spread, ("mean", "median"))
+        for name in ("width", "lr", "momentum", "weight_decay"):
+            if not math.isfinite(getattr(self, name) or 0):
+                raise ValueError(
+                    f"{name.replace('_', ' ')} must be a finite number; got {getattr(self, name)}."
+                )
         if not 0 < self.threshold <= 1:
             raise ValueError(
                 "threshold is a test accuracy, above 0 and at most 1, such as 0.95; got "
                 f"{self.threshold:g}."
             )
-
         if self.momentum and self.optimizer not in ("sgd", "lars"):
             raise ValueError(f"{self.optimizer} has no momentum to set: leave it out.")
         if self.momentum and self.schedule == "superconvergence":

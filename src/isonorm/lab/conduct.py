@@ -6,29 +6,41 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from . import figures, run_files
+from . import environment, figures, run_files
+from .data import DataSet
 from .experiment import Experiment, Trial, do
 from .jobs import WorkerLost, side_by_side
 from .objective import CompilerFailed
 from .pages import run as run_page
 from .progress import Progress
+from .streams import ImageFolders
 from .train import Result
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Experiment:
-    """Do every training that has no result yet. Ctrl-C keeps what there is, and its checkpoints."""
+def conduct(
+    experiment: Experiment,
+    fabric: Fabric,
+    progress: Progress,
+    data: DataSet | ImageFolders | None,
+) -> Experiment:
+    """Do every training that has no result yet: in this process with its ``data``, or without any
+    in others, which read their own. Ctrl-C keeps what there is, and its checkpoints.
+    """
     experiment.status = "running"
+    here = environment.describe(experiment.machine.device)
+    if experiment.epochs_left and here not in experiment.environments:
+        experiment.environments.append(here)
     run_files.write(experiment, fabric)
     if fabric.is_global_zero:  # an interruption may have come between a result and this
         for trial in experiment.results:
             experiment.checkpoint(trial).unlink(missing_ok=True)
-    if experiment.machine.jobs > 1:
+    if data is None:
         trainings = side_by_side(experiment, progress)
     else:
-        trainings = one_by_one(experiment, fabric, progress)
+        trainings = one_by_one(experiment, fabric, progress, data)
     try:
         with progress, closing(trainings):
             for trial, result in trainings:
@@ -51,10 +63,9 @@ def conduct(experiment: Experiment, fabric: Fabric, progress: Progress) -> Exper
 
 
 def one_by_one(
-    experiment: Experiment, fabric: Fabric, progress: Progress
+    experiment: Experiment, fabric: Fabric, progress: Progress, data: DataSet | ImageFolders
 ) -> Generator[tuple[Trial, Result], None, None]:
     """Each training with its result, in this process."""
-    data = experiment.read_data()
     with experiment.machine.settings():
         for trial in experiment.trials():
             if trial in experiment.results:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import checkpoints
-from .claims import measure
+from .claims import Verdict, judge, measure
 from .comparison import Comparison, count
 from .data import DataSet
 from .ingredients import build, read_data
@@ -66,6 +66,7 @@ class Experiment:
     verify: bool = True  # the checksums of the data's archives
     only: tuple[str, ...] = ()  # patterns of the configurations; none: all
     comparison: Comparison | None = None  # where the recipe is no paper's
+    environments: list[dict[str, Any]] = field(default_factory=list)  # the first, and others since
 
     def trials(self) -> Iterator[Trial]:
         """All trainings in order, with every configuration once before the next seed. Those at a
@@ -137,6 +138,20 @@ class Experiment:
             if chosen:
                 found[configuration.name] = chosen
         return found
+
+    def verdicts(self) -> list[Verdict]:
+        """On each claim. Of a configuration whose search has points to try there is no result yet,
+        whichever was the best so far.
+        """
+        found = self.by_configuration()
+        searched = {name: found[name] for name in found if self._searched(self.recipe[name])}
+        return [judge(claim, searched, self.recipe.spread) for claim in self.recipe.claims]
+
+    @property
+    def unfinished(self) -> str:
+        """How far it has come, in words; "" where it has come to its end."""
+        done, left = len(self.results), len(self.epochs_left)
+        return f"{done} of {count(done + left, 'training')}" if left else ""
 
     @property
     def epochs_left(self) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import records
 from .recipes import all_recipes, command_for
+from .rejudge import rejudged
 from .run_files import COMPRESSED_CURVES, CURVES, RESULT, read_content
 
 #: A figure with more bytes than this does not go into the repository.
@@ -21,11 +22,16 @@ FOLDER = "DIR"
 
 
 def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
-    """``to/RECIPE`` with the run's result, curves and figures: all of it, or nothing.
+    """``to/RECIPE`` with the run's result, judged by what the recipe claims now, its curves and its
+    figures: all of it, or nothing.
 
     ValueError says in a sentence why a run is not a record, or would take the place of another.
     """
-    content = _without_machine(_finished(run))
+    content = _finished(run)
+    content = rejudged(all_recipes()[content["recipe"]], content, run)
+    with records.reading(run / RESULT):
+        content = _without_machine(content)
+        summary = records.told_list(content, "summary", dict)
     target = to / content["recipe"]
     if target.exists() and not replace:
         raise ValueError(
@@ -35,7 +41,7 @@ def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
         records.write_json(folder / RESULT, content)
         for path in _other_files(run):
             if path.name == CURVES:
-                _file_curves(path, content["summary"], folder / COMPRESSED_CURVES)
+                _file_curves(path, summary, folder / COMPRESSED_CURVES)
             else:
                 shutil.copyfile(path, folder / path.name)
         for path in folder.iterdir():
@@ -68,7 +74,7 @@ def _finished(run: Path) -> dict[str, Any]:
 
 def _without_machine(content: Mapping[str, Any]) -> dict[str, Any]:
     """The same with ``DIR`` for folders."""
-    words = shlex.split(content.get("command", ""))
+    words = shlex.split(records.told(content, "command", str))
     for i, word in enumerate(words):
         option, equals, _ = word.partition("=")
         if option not in ("--data", "--out"):

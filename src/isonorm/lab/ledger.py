@@ -6,19 +6,20 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from .papers import PAPERS, Exhibit, Paper
 from .recipes import all_recipes, command_for
+from .rejudge import is_current, rejudged
 from .run_files import RESULT
 from .studies import STUDIES
 
 STUDIES_FOLDER = "analysis"
 
 #: What a record must hold to be shown.
-_OF_RUN = ("claims", "configurations")
+_OF_RUN = ("claims", "configurations", "scale")
 _OF_STUDY = ("claims", "command", "made", "seconds", "environment")
 
 
@@ -92,9 +93,11 @@ class Entry:
         if only:
             part = f"{len(self.content['configurations'])} of {len(recipe.configurations)}"
             found.append(f"Recorded in part: {part} configurations ({'; '.join(only)}).")
-        now = recipe.definition()
-        if any(now.get(name) != text for name, text in self.content["configurations"].items()):
-            found.append("The recipe is defined otherwise now than when this was recorded.")
+        if not is_current(recipe, self.content):
+            found.append(
+                "The recipe is defined otherwise now than when this was recorded, and the verdicts "
+                "are those of then."
+            )
         return found
 
 
@@ -125,9 +128,12 @@ def read(folder: Path) -> Ledger:
     entries: dict[str, list[Entry]] = {}
     for name, recipe in all_recipes().items():
         path = folder / name / RESULT
-        entries.setdefault(name, []).append(
-            Entry("recipe", name, recipe.title, command_for(recipe), path, _read(path, *_OF_RUN))
-        )
+        content = _read(path, *_OF_RUN)
+        entry = Entry("recipe", name, recipe.title, command_for(recipe), path, content)
+        if content is not None:
+            with showing(entry):
+                entry = replace(entry, content=rejudged(recipe, content, path.parent))
+        entries.setdefault(name, []).append(entry)
     for name, study in STUDIES.items():
         path = folder / STUDIES_FOLDER / f"{name}.json"
         command = f"isonorm analyze {name} --out records/{STUDIES_FOLDER} --figures docs/figures"

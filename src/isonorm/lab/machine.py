@@ -39,8 +39,9 @@ class Machine:
     jobs: int = 1  # trainings at once, each in a process of its own
 
     def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise ValueError(f"jobs must be at least 1; got {self.jobs}.")
+        for name in ("devices", "nodes", "threads", "jobs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if self.jobs > 1 and self.devices * self.nodes > 1:
             raise ValueError(
                 f"jobs {self.jobs} shares one device, and devices {self.devices} on nodes "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -37,7 +39,7 @@ def collector_paused() -> Iterator[None]:
 @contextmanager
 def _stderr_silenced() -> Iterator[None]:
     """The profiler of torch 2.13 announces itself on the process's standard error, whatever its log
-    level, in the middle of progress bars.
+    level, in the middle of progress bars; and there it says what it could not write.
     """
     sys.stderr.flush()
     try:
@@ -54,12 +56,12 @@ def _stderr_silenced() -> Iterator[None]:
         os.close(saved)
 
 
-def peak_bytes(step: Callable[[], object]) -> int:
+def peak_bytes(step: Callable[[], object]) -> Any:
     """The most memory of torch's allocator that was alive at once during a call, beyond what was
     alive before it.
 
     What the call returns stays alive until its end. Scratch space inside a BLAS library is not
-    torch's, and not seen.
+    torch's, and not seen. NaN where there is no room on the disk for the profiler's trace.
     """
     step()  # what is allocated once, on a first call, is not part of a training step
     with (
@@ -69,10 +71,13 @@ def peak_bytes(step: Callable[[], object]) -> int:
     ):
         result = step()
     del result
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
+    try:
+        with tempfile.TemporaryDirectory() as folder, _stderr_silenced():
+            trace = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(trace))
+            events = json.loads(trace.read_text())["traceEvents"]
+    except (OSError, ValueError):  # ValueError: what was written of it is no JSON
+        return math.nan
     memory = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
     return peak_of((e["args"]["Addr"], e["args"]["Bytes"]) for e in memory)
 

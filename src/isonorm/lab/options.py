@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,12 @@ Resume = Annotated[
     Path | None,
     typer.Option(metavar="RUN", help="Go on with the run in this folder, as it was begun."),
 ]
+#: The folder of the data, which the two commands call ``--data`` and ``--folder``.
+PLACE = typer.Option(
+    metavar="FOLDER",
+    envvar="ISONORM_DATA",
+    help="Where the data's files are. Goes with --resume, too, where they have moved.",
+)
 
 
 def refuse_other_words(context: typer.Context, *but: str) -> None:
@@ -70,13 +77,20 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def resumed(context: typer.Context, folder: Path) -> Experiment:
-    """The run in a folder, to go on with as it was begun, with other ``--jobs`` where they are
-    given: how many trainings run at once changes no result.
+def absolute(folder: str) -> str:
+    """A folder as a run keeps it, which may be resumed from another one."""
+    return os.path.abspath(folder)
+
+
+def resumed(context: typer.Context, folder: Path, place: str) -> Experiment:
+    """The run in a folder, to go on with as it was begun, but for what changes no result: how many
+    trainings run at once, ``--jobs``, and where the data's files are, the option named ``place``.
     """
     if (folder / run_files.COMPRESSED_CURVES).exists():
         raise ValueError(f"{folder} is a record, and finished: begin a new run.")
     experiment = run_files.read(folder)
     if is_given(context, "jobs"):
         experiment.machine = replace(experiment.machine, jobs=context.params["jobs"])
+    if is_given(context, place):
+        experiment.data = absolute(context.params[place])
     return experiment

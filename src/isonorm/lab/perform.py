@@ -30,6 +30,8 @@ def perform(experiment: Experiment, *, name: str | None) -> None:
         data = experiment.read_data()
         if experiment.comparison is not None and isinstance(data, DataSet):
             check_fit(experiment.recipe, data)
+        if experiment.machine.jobs > 1:
+            data = None  # it can be read, and each process will
         fabric = experiment.machine.launch()
     except ValueError as error:
         fail(str(error), code=2)
@@ -41,7 +43,7 @@ def perform(experiment: Experiment, *, name: str | None) -> None:
         if name is not None:
             folder = _new_folder(experiment, name) if fabric.is_global_zero else experiment.folder
             experiment.folder = fabric.broadcast(folder)
-        conduct(experiment, fabric, progress)
+        conduct(experiment, fabric, progress, data)
     except ValueError as error:
         fail(str(error), code=2)
     except (WorkerLost, CompilerFailed) as error:
@@ -57,12 +59,11 @@ def _new_folder(experiment: Experiment, name: str) -> Path:
 
 
 def _report(console: Console, experiment: Experiment) -> None:
-    where = f"Results, curves and figures are in {experiment.folder}"
     if experiment.by_configuration():
         console.print(results_table(experiment))
         print_verdicts(console, experiment)
-        where += f", and {REPORT} shows them"
-    say(console, where)
+        where = f"Results, curves and figures are in {experiment.folder}"
+        say(console, f"{where}, and {REPORT} shows them")
     if experiment.status == "interrupted":
         done, left = len(experiment.results), len(experiment.epochs_left)
         state = f"{count(done, 'training')} finished and {left} to go"

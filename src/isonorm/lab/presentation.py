@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import cost, run_files
-from .claims import in_words, judge
+from .claims import in_words
 from .experiment import Experiment
 from .measuring.presentation import print_measurement
 from .measuring.run import Measuring
@@ -60,11 +60,13 @@ def results_table(experiment: Experiment) -> Table:
 
 
 def print_verdicts(console: Console, experiment: Experiment | Measuring) -> None:
-    found = experiment.by_configuration()
+    verdicts = experiment.verdicts()
+    if verdicts and experiment.unfinished:
+        say(console, f"Not finished ({experiment.unfinished}): the verdicts are on what there is.")
     if experiment.scale == "quick":
         say(console, "At quick scale a run shows that everything works, not what the paper claims:")
-    for claim in experiment.recipe.claims:
-        say(console, str(judge(claim, found, experiment.recipe.spread)))
+    for verdict in verdicts:
+        say(console, str(verdict))
 
 
 def stopped(console: Console, state: str, command: str, folder: Path) -> NoReturn:

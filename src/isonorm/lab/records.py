@@ -12,12 +12,14 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Told = TypeVar("Told")
 
 
 @contextmanager
@@ -94,10 +96,31 @@ def reading(path: Path) -> Iterator[None]:
     """Around the reading of a file that a run has left: damage is told in one sentence."""
     try:
         yield
-    except (OSError, EOFError, zlib.error, KeyError, TypeError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is missing or damaged, and with it what was found: begin a new run."
         ) from error
+
+
+def told(content: Mapping[str, Any], key: str, kind: type[Told]) -> Told:
+    """What a file of a run says under a key, if it is of this kind; inside ``reading``."""
+    value = content[key]
+    if type(value) is not kind:  # True would be a number
+        raise TypeError(f"{key} is {value!r}, not of type {kind.__name__}")
+    return value
+
+
+def told_count(content: Mapping[str, Any], key: str) -> int:
+    """A number of things, of which there is one at least; inside ``reading``."""
+    if (number := told(content, key, int)) < 1:
+        raise ValueError(f"{key} is {number}")
+    return number
+
+
+def told_list(content: Mapping[str, Any], key: str, kind: type[Told]) -> list[Told]:
+    """A list of values of this kind, empty where there is none; inside ``reading``."""
+    values = told({key: [], **content}, key, list)
+    return [told({key: value}, key, kind) for value in values]
 
 
 def check_name(name: str) -> str:

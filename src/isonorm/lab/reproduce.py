@@ -45,7 +45,7 @@ def run(
     ] = "",
     data: Annotated[
         str,
-        typer.Option(metavar="FOLDER", envvar="ISONORM_DATA", help="Where the data's files are."),
+        options.PLACE,
     ] = "data",
     scale: Annotated[
         str, typer.Option(metavar="full|quick", help="quick shrinks everything to seconds.")
@@ -94,8 +94,8 @@ def run(
         return measuring.run(context)
     try:
         if resume is not None:
-            options.refuse_other_words(context, "jobs")
-            experiment = options.resumed(context, resume)
+            options.refuse_other_words(context, "jobs", "data")
+            experiment = options.resumed(context, resume, place="data")
             if experiment.comparison is not None:
                 raise ValueError(
                     f"{resume} is a comparison: isonorm compare --resume {resume} goes on with it."
@@ -163,7 +163,7 @@ def _begin(
         recipe=recipe.shrunk() if scale == "quick" else recipe,
         scale=scale,
         seeds=seeds or (1 if scale == "quick" else recipe.seeds),
-        data=data,
+        data=options.absolute(data),
         machine=machine,
         folder=out,  # until it has its own
         started=datetime.now().astimezone(),

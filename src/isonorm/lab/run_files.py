@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from . import environment, records
-from .claims import MEASURES, judge, measure
+from . import records
+from .claims import MEASURES, measure
 from .comparison import Comparison
 from .machine import Machine
 from .measuring.words import Measurement
@@ -53,6 +53,7 @@ def content(experiment: Experiment) -> dict[str, Any]:
     """What ``result.json`` says of a run."""
     recipe = experiment.recipe
     found = experiment.by_configuration()
+    begun_in, *resumed_in = experiment.environments or [{}]  # none: nothing was trained yet
     return {
         "command": experiment.command,
         "recipe": recipe.name,
@@ -68,7 +69,8 @@ def content(experiment: Experiment) -> dict[str, Any]:
         "status": experiment.status,
         "started": experiment.started.isoformat(timespec="seconds"),
         "machine": asdict(experiment.machine),
-        "environment": environment.describe(experiment.machine.device),
+        "environment": begun_in,
+        "resumed_in": resumed_in,
         "choices": recipe.choices,
         "trained": [configuration.describe() for configuration in recipe.configurations],
         "configurations": recipe.definition(),
@@ -83,7 +85,7 @@ def content(experiment: Experiment) -> dict[str, Any]:
             }
             for name, results in found.items()
         ],
-        "claims": [judge(claim, found, recipe.spread).content() for claim in recipe.claims],
+        "claims": [verdict.content() for verdict in experiment.verdicts()],
         "runs": [
             {
                 **trial._asdict(),
@@ -101,11 +103,14 @@ def read(folder: Path) -> Experiment:
     from .experiment import Experiment
 
     content = read_content(folder)
-    found, only = content.get("comparison"), tuple(content.get("only", ()))
     with records.reading(folder / RESULT):
+        begun = begun_with(content)
+        found = content.get("comparison")
         comparison = Comparison(**found) if found else None
-    recipe = comparison.recipe() if comparison else find_recipe(content["recipe"]).only(only)
-    recipe = recipe.shrunk() if content["scale"] == "quick" else recipe
+        compared = comparison and comparison.recipe()
+        for run in content["runs"]:
+            records.told_count(run, "steps_per_epoch")
+    recipe = as_run(compared or find_recipe(content["recipe"]), content)
     check_definition(recipe, content, folder)
     curves = folder / COMPRESSED_CURVES
     if not curves.exists():
@@ -114,20 +119,48 @@ def read(folder: Path) -> Experiment:
         results = _results(curves, content["runs"])
     with records.reading(folder / RESULT):
         return Experiment(
+            **begun,
             recipe=recipe,
-            scale=content["scale"],
-            seeds=content["seeds"],
-            data=content["data"],
-            machine=Machine(**content["machine"]),
+            data=records.told(content, "data", str),
             folder=folder,
-            started=datetime.fromisoformat(content["started"]),
-            status=content["status"],
             results=results,
-            keep_weights=content["keep_weights"],
-            verify=content["verify"],
-            only=only,
+            keep_weights=records.told(content, "keep_weights", bool),
+            verify=records.told(content, "verify", bool),
             comparison=comparison,
+            environments=[
+                records.told(content, "environment", dict),
+                *records.told_list(content, "resumed_in", dict),
+            ],
         )
+
+
+def begun_with(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run of either kind, of trainings or of measurements, was begun with; inside
+    ``records.reading``.
+    """
+    plain, machine = asdict(Machine()), records.told(content, "machine", dict)
+    for key in machine:
+        records.told(machine, key, type(plain[key]))
+    if content["scale"] not in ("full", "quick"):
+        raise ValueError(f"scale is {content['scale']!r}")
+    return {
+        "scale": content["scale"],
+        "seeds": records.told_count(content, "seeds"),
+        "machine": Machine(**machine),
+        "started": datetime.fromisoformat(content["started"]),
+        "status": records.told(content, "status", str),
+        "only": tuple(records.told_list(content, "only", str)),
+    }
+
+
+@overload
+def as_run(recipe: Recipe, content: Mapping[str, Any]) -> Recipe: ...
+@overload
+def as_run(recipe: Measurement, content: Mapping[str, Any]) -> Measurement: ...
+def as_run(recipe: Recipe | Measurement, content: Mapping[str, Any]) -> Recipe | Measurement:
+    """A recipe with the configurations, and at the scale, of a run."""
+    some = recipe.only(records.told_list(content, "only", str))
+    return some.shrunk() if content["scale"] == "quick" else some
 
 
 def read_content(folder: Path) -> dict[str, Any]:

@@ -125,12 +125,23 @@ def test_what_result_json_lacks_is_one_sentence(tmp_path):
         assert (answered.exit_code == 2) == (answered.stderr.count("\n") == 1), key
 
 
+@pytest.mark.parametrize("damage", [{"only": None}, {"seeds": "3"}, {"environment": 7}], ids=str)
+@pytest.mark.parametrize("command", [["check"], ["run", "--resume"]], ids=["check", "resume"])
+def test_a_result_of_other_types_is_one_sentence(command, damage, tmp_path):
+    assert isonorm_command(*words(tmp_path, "--only", "DBN-G8")).exit_code == 0
+    (folder,) = tmp_path.iterdir()
+    (folder / "result.json").write_text(json.dumps({**content(folder), **damage}))
+    answered = isonorm_command(*command, str(folder))
+    assert answered.exit_code == 2 and answered.stderr.count("\n") == 1
+    assert "result.json is missing or damaged" in answered.stderr
+
+
 def test_a_measurement_is_not_resumed_as_a_comparison(tmp_path):
     assert isonorm_command(*words(tmp_path, "--only", "DBN-G8")).exit_code == 0
     (folder,) = tmp_path.iterdir()
     answered = isonorm_command("compare", "--resume", str(folder))
     assert answered.exit_code == 2
-    assert f"no comparison: isonorm run --resume {folder}" in answered.stderr
+    assert f"not a comparison: isonorm run --resume {folder}" in answered.stderr
 
 
 def test_stopped_before_the_first_turn_no_page_is_promised(tmp_path, monkeypatch):

@@ -8,11 +8,13 @@ import json
 import re
 import shlex
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from isonorm.lab import records, run_files
+from isonorm.lab import filing, records, run_files
+from isonorm.lab.recipe import Claim
 from tests.lab.pages.helpers import change
 
 RECIPE = "iternorm2019-fig3"
@@ -57,8 +59,6 @@ def test_nothing_in_a_record_tells_whose_machine_it_was(full_run, tmp_path, ison
 
 def test_a_record_can_be_read_like_a_run(quick_run, tmp_path, isonorm_command, monkeypatch):
     """Its claims can be judged again, by ``isonorm check``."""
-    from isonorm.lab import filing
-
     content = json.loads((quick_run / "result.json").read_text())
     monkeypatch.setattr(filing, "_finished", lambda run: content)
     folder = filing.file_run(quick_run, tmp_path)
@@ -99,6 +99,19 @@ def test_of_points_that_were_not_chosen_a_record_has_the_last_epoch(tmp_path):
     ]
 
 
+def test_a_record_has_verdicts_on_what_the_recipe_claims_now(
+    full_run, tmp_path, isonorm_command, monkeypatch
+):
+    recipe = filing.all_recipes()[RECIPE].shrunk()  # what was run
+    now = replace(recipe, claims=(Claim("Errors are small.", "BN, full batch", 1.5),))
+    monkeypatch.setattr(filing, "all_recipes", lambda: {RECIPE: now})
+    monkeypatch.setattr(run_files, "find_recipe", lambda name: now)
+    assert isonorm_command("record", full_run, "--to", tmp_path / "records").exit_code == 0
+    content = json.loads((tmp_path / "records" / RECIPE / "result.json").read_text())
+    (verdict,) = content["claims"]
+    assert verdict["claim"] == "Errors are small." and verdict["answer"] == "holds"
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -111,6 +124,9 @@ def test_of_points_that_were_not_chosen_a_record_has_the_last_epoch(tmp_path):
             "file one of 'isonorm run iternorm2019-cost'.",  # which takes no data
         ),
         ({"recipe": "../../outside"}, "is not a run of a recipe"),
+        ({"command": 7}, "result.json is missing or damaged"),
+        ({"command": "isonorm run '"}, "result.json is missing or damaged"),
+        ({"summary": 7}, "result.json is missing or damaged"),
     ],
 )
 def test_other_runs_are_refused(full_run, tmp_path, isonorm_command, values, sentence):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
-from shutil import copy
+from shutil import copy, copytree
 
 import pytest
 
-from isonorm.lab import ledger
+from isonorm.lab import ledger, run_files
 from isonorm.lab.pages import all_records, readme
 from isonorm.lab.papers import PAPERS
+from isonorm.lab.recipe import Claim
 from isonorm.lab.recipes import all_recipes
 from isonorm.lab.studies import STUDIES
 from tests.lab.pages.helpers import change, check_structure
@@ -109,16 +111,57 @@ def test_the_page_shows_what_is_recorded(some_records):
 
 
 def test_a_record_of_a_recipe_that_has_changed_says_so(some_records):
-    sentence = "The recipe is defined otherwise now than when this was recorded."
+    sentence = (
+        "The recipe is defined otherwise now than when this was recorded, and the verdicts are "
+        "those of then."
+    )
 
     def caveats() -> list[str]:
         (entry,) = ledger.recorded(ledger.read(some_records).entries[RECIPE])
         return entry.caveats
 
     assert sentence in caveats()  # its sizes were quick scale's
-    recipe = all_recipes()[RECIPE]
-    change(some_records / RECIPE, configurations={c.name: repr(c) for c in recipe.configurations})
+    recipe = all_recipes()[RECIPE].only(["BN, *", "plain, batch 2"])
+    change(some_records / RECIPE, configurations=recipe.definition())
     assert sentence not in caveats()
+    change(some_records / RECIPE, only=["a name of another time"])
+    assert sentence in caveats()
+
+
+def test_verdicts_follow_what_the_recipe_claims_now(some_records, tmp_path, monkeypatch):
+    """On the page and in the README, by the record's own numbers."""
+    recipe = all_recipes()[RECIPE].shrunk()  # what was recorded
+    claims = (
+        Claim("Errors are small.", "BN, full batch", 1.5),
+        Claim("Time is short.", 1e9, "plain, batch 2", "seconds_per_epoch"),
+        Claim("Of what was not recorded.", "DBN, full batch", 1.5),
+    )
+    now = replace(recipe, claims=claims)
+    monkeypatch.setattr(ledger, "all_recipes", lambda: {RECIPE: now})
+    monkeypatch.setattr(run_files, "find_recipe", lambda name: now)
+    found = ledger.read(some_records)
+    (entry,) = found.entries[RECIPE]
+    assert [(claim.text, claim.answer) for claim in entry.claims] == [
+        ("Errors are small.", "holds"), ("Time is short.", "fails")]  # fmt: skip
+    assert len(entry.caveats) == 1  # recorded in part
+    assert "| 1 of 2 hold, 1 fails |" in readme.table(found, tmp_path)
+    page = check_structure(all_records.document(found))
+    stored = json.loads((some_records / RECIPE / "result.json").read_text())["claims"]
+    assert "Time is short." in page.text and stored[0]["evidence"] not in page.text
+
+    (some_records / RECIPE / "curves.csv.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"curves\.csv\.gz is missing or damaged"):
+        ledger.read(some_records)
+
+
+def test_verdicts_on_layers_follow_what_the_recipe_claims_now(tmp_path, monkeypatch):
+    name = "iternorm2019-cost"
+    copytree(ROOT / "records" / name, tmp_path / name)
+    recipe = all_recipes()[name]
+    claim = Claim("Nothing is free.", 0, recipe.configurations[0].name, "operations")
+    monkeypatch.setattr(ledger, "all_recipes", lambda: {name: replace(recipe, claims=(claim,))})
+    (entry,) = ledger.read(tmp_path).entries[name]
+    assert [(claim.text, claim.answer) for claim in entry.claims] == [("Nothing is free.", "holds")]
 
 
 def test_every_benchmark_on_record_has_numbers_on_the_page():

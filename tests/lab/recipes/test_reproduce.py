@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -208,6 +209,24 @@ def test_check_judges_a_finished_run(whole):
     assert all(line.split(":")[0] in {"holds", "fails", "undecided"} for line in lines[1:])
 
 
+def test_check_says_how_much_of_an_unfinished_run_there_is(files, tmp_path):
+    ran = isonorm_command(*words(files, tmp_path, recipe="dbn2018-fig2"))
+    assert ran.exit_code == 0 and "Not finished" not in ran.output
+    (folder,) = tmp_path.iterdir()
+    content = json.loads((folder / "result.json").read_text())
+    runs = content["runs"]
+    assert len(runs) == 12  # of six configurations, the ends of a grid
+    # as it would have been, stopped after a point of the second configuration
+    left = json.dumps({**content, "runs": runs[:3], "status": "interrupted"})
+    (folder / "result.json").write_text(left)
+    checked = isonorm_command("check", str(folder))
+    assert checked.exit_code == 0, checked.output
+    lines = checked.output.splitlines()
+    assert lines[0] == "Not finished (3 of 12 trainings): the verdicts are on what there is."
+    assert len(lines) == 2 + len(run_files.find_recipe("dbn2018-fig2").claims)
+    assert all(line.startswith("not measured: ") for line in lines[2:])
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -306,6 +325,72 @@ def test_a_damaged_run_is_one_sentence(whole, tmp_path):
             answered = isonorm_command(*command, str(tmp_path / "run"))
             assert answered.exit_code == 2 and answered.stderr.count("\n") == 1
             assert "curves.csv is missing or damaged" in answered.stderr
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"only": None},
+        {"only": 7},
+        {"only": [7]},
+        {"seeds": "3"},
+        {"seeds": None},
+        {"seeds": -1},
+        {"seeds": True},
+        {"data": 7},
+        {"scale": "half"},
+        {"machine": {"devices": "2"}},
+        {"machine": {"threads": 0}},
+        {"machine": {"abacus": 1}},
+        {"machine": None},
+        {"started": 7},
+        {"keep_weights": "no"},
+        {"environment": None},
+        {"resumed_in": [7]},
+        {"runs": None},
+        {"runs": [{"steps_per_epoch": 0}]},
+        {"comparison": {"width": []}},
+        {"comparison": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", [["check"], ["run", "--resume"]], ids=["check", "resume"])
+def test_a_result_of_other_types_is_one_sentence(command, damage, whole, tmp_path):
+    content = json.loads((whole / "result.json").read_text())
+    for key, value in damage.items():
+        if key == "runs" and value:
+            value = [{**content["runs"][0], **value[0]}]
+        if isinstance(value, dict) and key == "machine":
+            value = {**content[key], **value}
+        content[key] = value
+    text = json.dumps(content)
+    (tmp_path / "result.json").write_text(text)
+    shutil.copy(whole / "curves.csv", tmp_path)
+    answered = isonorm_command(*command, str(tmp_path))
+    assert answered.exit_code == 2 and answered.stderr.count("\n") == 1, answered.output
+    assert "result.json is missing or damaged" in answered.stderr
+    assert (tmp_path / "result.json").read_text() == text
+
+
+def test_data_that_has_moved_is_found_again(files, tmp_path, monkeypatch):
+    """And a folder that was named from elsewhere."""
+    monkeypatch.chdir(files.parent)
+    started = words(Path(files.name), tmp_path, "--only", "Baseline, WRN-28-10")
+    assert isonorm_command(*started).exit_code == 0
+    (folder,) = tmp_path.iterdir()
+    content = json.loads((folder / "result.json").read_text())
+    assert content["data"] == str(files)
+    unfinished = json.dumps({**content, "runs": [], "data": str(tmp_path / "gone")})
+    (folder / "result.json").write_text(unfinished)
+    monkeypatch.chdir(tmp_path)
+    lost = isonorm_command("run", "--resume", str(folder))
+    assert lost.exit_code == 2 and "cifar10 was not found" in lost.stderr
+    assert (folder / "result.json").read_text() == unfinished
+    found = isonorm_command("run", "--resume", str(folder), "--data", os.path.relpath(files))
+    assert found.exit_code == 0, found.output
+    content = json.loads((folder / "result.json").read_text())
+    assert content["data"] == str(files) and len(content["runs"]) == 1
+    assert str(files) in shlex.split(content["command"])
 
 
 def test_recipes_are_listed_and_described():

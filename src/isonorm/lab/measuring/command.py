@@ -98,12 +98,10 @@ def _find(name: str) -> Measurement:
 
 
 def _report(console: Console, measuring: Measuring) -> None:
-    where = f"Results and figures are in {measuring.folder}"
     if measuring.results:
         console.print(results_table(measuring))
         presentation.print_verdicts(console, measuring)
-        where += f", and {REPORT} shows them"
-    say(console, where)
+        say(console, f"Results and figures are in {measuring.folder}, and {REPORT} shows them")
     if measuring.status == "interrupted":
         done, total = len(measuring.results), len(list(measuring.turns()))
         state = f"{count(done, 'turn')} taken and {total - done} to go"

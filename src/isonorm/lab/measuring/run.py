@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment, figures, records, run_files
-from ..claims import judge
+from ..claims import Verdict, judge
+from ..comparison import count
 from ..machine import Machine
 from ..pages import run as run_page
 from ..run_files import RESULT
@@ -52,6 +53,17 @@ class Measuring:
         for (name, _), measured in self.results.items():
             found.setdefault(name, []).append(measured)
         return dict(found)
+
+    def verdicts(self) -> list[Verdict]:
+        """On each claim."""
+        found = self.by_configuration()
+        return [judge(claim, found, self.recipe.spread) for claim in self.recipe.claims]
+
+    @property
+    def unfinished(self) -> str:
+        """How far it has come, in words; "" where it has come to its end."""
+        done, total = len(self.results), len(list(self.turns()))
+        return f"{done} of {count(total, 'turn')}" if done < total else ""
 
     @property
     def command(self) -> str:
@@ -130,9 +142,7 @@ def _write(run: Measuring) -> None:
             }
             for name, measured in run.by_configuration().items()
         ],
-        "claims": [
-            judge(claim, run.by_configuration(), recipe.spread).content() for claim in recipe.claims
-        ],
+        "claims": [verdict.content() for verdict in run.verdicts()],
         "runs": rows,
     }
     records.write_json(run.folder / RESULT, content)
@@ -141,25 +151,14 @@ def _write(run: Measuring) -> None:
 def read(folder: Path, find: Callable[[str], Measurement]) -> Measuring:
     """The run in a folder, as far as it has come; its recipe is found by its name."""
     content = run_files.read_content(folder)
-    only = tuple(content.get("only", ()))
-    recipe = find(content["recipe"]).only(only)
-    recipe = recipe.shrunk() if content["scale"] == "quick" else recipe
+    with records.reading(folder / RESULT):
+        begun = run_files.begun_with(content)
+        begun_on = records.told(content, "environment", dict)
+    recipe = run_files.as_run(find(content["recipe"]), content)
     run_files.check_definition(recipe, content, folder)
     with records.reading(folder / MEASUREMENTS):
         results = _results(folder / MEASUREMENTS, recipe.measures)
-    with records.reading(folder / RESULT):
-        return Measuring(
-            recipe=recipe,
-            scale=content["scale"],
-            seeds=content["seeds"],
-            machine=Machine(**content["machine"]),
-            folder=folder,
-            started=datetime.fromisoformat(content["started"]),
-            status=content["status"],
-            results=results,
-            only=only,
-            begun_on=content["environment"],
-        )
+    return Measuring(**begun, recipe=recipe, folder=folder, results=results, begun_on=begun_on)
 
 
 def _results(path: Path, measures: Sequence[str]) -> dict[Turn, Measured]:

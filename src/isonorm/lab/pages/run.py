@@ -73,8 +73,10 @@ def particulars(content: Content, level: int = 2) -> Iterator[Markup]:
     yield parts.section("Configuration", *configuration, level=level)
     if content.get("command"):
         yield parts.section("Command", parts.code(content["command"]), level=level)
-    found = parts.facts(environment(content.get("environment", {})))
-    yield parts.section("Environment", found, level=level)
+    found = [parts.facts(environment(content.get("environment", {})))]
+    for other in content.get("resumed_in", ()):
+        found += [parts.paragraph("Resumed in another:"), parts.facts(environment(other))]
+    yield parts.section("Environment", *found, level=level)
 
 
 def warnings(content: Content) -> list[str]:
