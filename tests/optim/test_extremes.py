@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isonorm.optim import LAMB, LANS, LARS, normalize_gradients
-from isonorm.optim.layerwise import euclidean_norms
+from isonorm.optim.norms import euclidean_norms
 
 
 def normalized_sgd(params, lr):

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layerwise import Layers, LayerwiseOptimizer, Tensors, check_number
+from .layerwise import Layers, LayerwiseOptimizer, check_number
+from .norms import Tensors
 
 
 class MomentOptimizer(LayerwiseOptimizer):

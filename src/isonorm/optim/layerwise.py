@@ -13,15 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..scalars import plain
-
-Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]  # what torch._foreach_* take and return
+from .norms import Tensors, divisors, euclidean_norms, finite_in, wide_dtype
 
 
 class Layers(NamedTuple):
@@ -36,9 +35,10 @@ class Layers(NamedTuple):
         """What is multiplied and averaged in: float32 or better."""
         return wide_dtype(self.params[0])
 
-    def wide(self, tensors: Tensors) -> Tensors:
+    def wide(self, tensors: Tensors) -> list[Tensor]:
+        """The tensors themselves, where they are wide."""
         dtype = self.wide_dtype()
-        return tensors if tensors[0].dtype == dtype else [t.to(dtype) for t in tensors]
+        return [t.to(dtype) for t in tensors]
 
     def norms(self, tensors: Tensors) -> Tensor:
         """(n,) Euclidean norms."""
@@ -55,9 +55,7 @@ class Layers(NamedTuple):
 
     def subtract(self, steps: Tensors) -> None:
         """w ← w − step, layer by layer."""
-        dtype = self.params[0].dtype
-        same = steps[0].dtype == dtype
-        torch._foreach_sub_(self.params, steps if same else [step.to(dtype) for step in steps])
+        torch._foreach_sub_(self.params, [step.to(self.params[0].dtype) for step in steps])
 
     def descend(self, updates: Tensors, scales: Tensor) -> None:
         """w ← w − s·u, layer by layer."""
@@ -69,41 +67,6 @@ class Layers(NamedTuple):
             lr = lr.reshape(())
             return lr.to(self.params[0].device, self.wide_dtype(), non_blocking=True)
         return torch.full((), lr, dtype=self.wide_dtype(), device=self.params[0].device)
-
-
-def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """float32, or the tensor's own dtype where that is better."""
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def euclidean_norms(tensors: Tensors) -> Tensor:
-    """(n,) Euclidean norms in float64, in which no square of a float32 is too large or too small.
-
-    On a CPU, where a look at them does not wait, float32 is tried first: it is read several times
-    faster.
-    """
-    first = tensors[0]
-    plain = wide_dtype(first)
-    if first.device.type == "mps":  # has no float64
-        return torch.stack(torch._foreach_norm(tensors, 2, plain))
-    if first.is_cpu and not torch.compiler.is_compiling():
-        norms = torch.stack(torch._foreach_norm(tensors, 2, plain)).double()
-        least, most = norms.aminmax()
-        limits = torch.finfo(plain)
-        if least > (limits.tiny / limits.eps) ** 0.5 and most < math.inf:
-            return norms
-    return torch.stack(torch._foreach_norm(tensors, 2, torch.float64))
-
-
-def divisors(tensors: Tensors) -> tuple[Tensor, ...]:
-    """‖t‖ of each, or 1 for zeros, in the dtype it is to be divided in."""
-    norms = euclidean_norms(tensors)
-    return finite_in(wide_dtype(tensors[0]), norms.where(norms != 0, 1.0)).unbind()
-
-
-def finite_in(dtype: torch.dtype, values: Tensor) -> Tensor:
-    """Positive numbers in a dtype, what is finite at most the largest there is."""
-    return torch.where(values.isinf(), values, values.clamp(max=torch.finfo(dtype).max)).to(dtype)
 
 
 class LayerwiseOptimizer(Optimizer):

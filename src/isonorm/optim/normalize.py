@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .layerwise import divisors
+from .norms import divisors
 from .wrapper import GradientTransform
 
 
