@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -56,7 +55,7 @@ def _stderr_silenced() -> Iterator[None]:
         os.close(saved)
 
 
-def peak_bytes(step: Callable[[], object]) -> Any:
+def peak_bytes(step: Callable[[], object]) -> float:
     """The most memory of torch's allocator that was alive at once during a call, beyond what was
     alive before it.
 

@@ -133,7 +133,7 @@ def train(
             mixup.load_state_dict(notes["mixup"])
     peak = math.nan
     if measure_memory and fabric.device.type == "cpu":
-        peak = float(memory_of_a_step(model, data, plan, fabric, compile_mode))
+        peak = memory_of_a_step(model, data, plan, fabric, compile_mode)
     steps, last_saved = len(batches), perf_counter()
 
     with (
@@ -196,7 +196,7 @@ def memory_of_a_step(
     plan: Plan,
     fabric: Fabric,
     compile_mode: str | None = None,
-) -> int:
+) -> float:
     """The most bytes of tensors alive at once in a training step on a CPU: weights and buffers, the
     optimizer's state, a batch, gradients and activations. The model stays as it is.
     """
