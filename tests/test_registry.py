@@ -97,8 +97,8 @@ def test_a_layer_of_ones_own(registry):
 @pytest.mark.parametrize(
     ("layer", "error", "words"),
     [
-        (torch.nn.ReLU(), TypeError, "takes a class"),
-        (type("IterNorm", (torch.nn.Module,), {}), ValueError, "'iternorm' is the name"),
+        (torch.nn.ReLU(), TypeError, "takes a subclass"),
+        (type("IterNorm", (torch.nn.Module,), {}), ValueError, "'iternorm' is already the name"),
     ],
 )
 def test_what_cannot_be_registered(layer, error, words, registry):

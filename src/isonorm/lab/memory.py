@@ -78,7 +78,7 @@ def peak_bytes(step: Callable[[], object]) -> float:
     except (OSError, ValueError):  # ValueError: what was written of it is no JSON
         return math.nan
     memory = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
-    return peak_of((e["args"]["Addr"], e["args"]["Bytes"]) for e in memory)
+    return float(peak_of((e["args"]["Addr"], e["args"]["Bytes"]) for e in memory))
 
 
 def peak_of(events: Iterator[tuple[int, int]]) -> int:

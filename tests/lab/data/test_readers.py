@@ -76,15 +76,6 @@ def test_faces_can_all_be_trained_on(official, same, tmp_path):
     assert data.test_images.shape == (0, 1, 32, 32)
 
 
-def test_training_and_test_images_can_be_joined(official, tmp_path):
-    official.faces(tmp_path, "yaleb")
-    parts = load("yaleb", tmp_path)
-    data = parts.joined()
-    assert torch.equal(data.train_images, torch.cat([parts.train_images, parts.test_images]))
-    assert torch.equal(data.train_labels, torch.cat([parts.train_labels, parts.test_labels]))
-    assert data.test_images.shape == (0, 1, 32, 32) and data.test_labels.shape == (0,)
-
-
 def test_data_sets_are_found_by_their_files(official, tmp_path):
     assert [name for name in SOURCES if is_there(name, tmp_path)] == ["digits"]
     official.mnist(tmp_path, packed=True)
