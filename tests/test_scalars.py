@@ -128,3 +128,10 @@ def test_wrong_ones_are_refused_all_the_same():
         optim.LARS([torch.zeros(2, 2)], lr=np.float32(-1))
     with pytest.raises(ValueError, match="centralize needs min_ndim of 2 or more"):
         optim.centralize(torch.optim.SGD([torch.zeros(2, 2)]), min_ndim=np.int64(1))
+
+
+def test_functions_take_numpys_eps():
+    x = torch.randn(8, 4)
+    found, _ = isonorm.functional.iter_norm(x, eps=np.float32(1e-3))  # type: ignore[arg-type]
+    expected, _ = isonorm.functional.iter_norm(x, eps=float(np.float32(1e-3)))
+    assert torch.equal(found, expected)

@@ -34,6 +34,7 @@ from .kernels import (
 from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
+from .scalars import plain
 from .statistics import Statistics, join_matrices, join_vectors, no_autocast, working_dtype
 from .synchronization import group_name, is_shared
 
@@ -136,6 +137,7 @@ def normalize_with_transform(
     check_input(x, residual)
     check_composition(area, operation)
     recovery = Affine(None, None) if recovery is None else recovery
+    eps = plain(eps)
     check_options(eps, act)
     check_recovery(recovery, area, x.shape[1])
     group = group if is_shared(group) else ""

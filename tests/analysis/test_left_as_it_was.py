@@ -117,7 +117,7 @@ def test_a_copy_to_try_shares_nothing_and_speaks_to_nobody():
     )
     tried, x = copy_to_try(model), torch.rand(16, 4)
     assert [tried[0].process_group, tried[1].process_group] == ["", ""]
-    assert not isinstance(tried[2], nn.SyncBatchNorm) and isinstance(model[2], nn.SyncBatchNorm)
+    assert type(tried[2]) is not nn.SyncBatchNorm and type(model[2]) is nn.SyncBatchNorm
     assert [model[0].process_group, model[1].process_group] == ["world", "world"]
     torch.testing.assert_close(tried[2](x), nn.BatchNorm1d(4)(x))
     tried(x).square().sum().backward()

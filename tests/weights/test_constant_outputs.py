@@ -60,3 +60,19 @@ def test_an_input_may_be_given_by_name():
     network, x = Network(), 2 + torch.randn(50, 5)
     assert initialize_from_data(network, x) == ["layer"]
     torch.testing.assert_close(network(x).var(0, correction=0), torch.ones(3))
+
+
+def test_layers_called_with_more_than_their_input():
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = weight_norm(nn.ConvTranspose2d(3, 4, 3, stride=2))
+
+        def forward(self, x):
+            return self.up(x, output_size=(12, 12))
+
+    model, x = Up(), torch.randn(16, 3, 5, 5)
+    initialize_from_data(model, x)
+    y = model(x).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(y.mean(1), torch.zeros(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(y.std(1), torch.ones(4), atol=1e-2, rtol=0)

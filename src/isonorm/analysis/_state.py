@@ -99,12 +99,18 @@ def observed(model: nn.Module, *, train: bool) -> Iterator[nn.Module]:
             yield model
 
 
-class _BatchNormAlone(_BatchNorm):
-    """What a SyncBatchNorm is without the other ranks, of which None would mean all."""
+class _SyncBatchNormAlone(nn.SyncBatchNorm):
+    """What a SyncBatchNorm is without the other ranks, of which no process group would mean all."""
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected an input (N, C, *); got shape {tuple(input.shape)}.")
+    def forward(self, input: Tensor) -> Tensor:
+        return _BatchNorm.forward(self, input)
+
+
+def _alone(kind: type[nn.SyncBatchNorm]) -> type[nn.SyncBatchNorm]:
+    """A class of SyncBatchNorm with that forward in the place of torch's, its own before it."""
+    if kind is nn.SyncBatchNorm:
+        return _SyncBatchNormAlone
+    return type(kind.__name__, (kind, _SyncBatchNormAlone), {})  # pyright: ignore
 
 
 def copy_to_try(model: nn.Module, *, train: bool = False) -> nn.Module:
@@ -115,8 +121,8 @@ def copy_to_try(model: nn.Module, *, train: bool = False) -> nn.Module:
     groups = (getattr(module, "process_group", None) for module in model.modules())
     model = copy.deepcopy(model, {id(group): group for group in groups if group is not None})
     for module in model.modules():
-        if type(module) is nn.SyncBatchNorm:
-            module.__class__ = _BatchNormAlone  # type: ignore[assignment]
+        if isinstance(module, nn.SyncBatchNorm):
+            module.__class__ = _alone(type(module))
         elif isinstance(module, RunningTransform | EquilibriumState):
             module.process_group = ""
     if train:

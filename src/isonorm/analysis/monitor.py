@@ -1,7 +1,7 @@
 """The analysis' numbers while a model trains: every k steps, at a bounded cost.
 
 Hooks stand only during the steps that are measured. In between nothing of the model differs from
-an unwatched one, and a step costs two comparisons.
+an unwatched one, and a step costs a few comparisons.
 """
 
 from __future__ import annotations

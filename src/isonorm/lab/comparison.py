@@ -77,7 +77,7 @@ class Comparison:
                 "threshold is a test accuracy, above 0 and at most 1, such as 0.95; got "
                 f"{self.threshold:g}."
             )
-        if self.momentum and self.optimizer not in ("sgd", "lars"):
+        if self.momentum and self.optimizer not in ("sgd", "torch7_sgd", "lars"):
             raise ValueError(f"{self.optimizer} has no momentum to set: leave it out.")
         if self.momentum and self.schedule == "superconvergence":
             raise ValueError("superconvergence moves the momentum itself: leave it out.")

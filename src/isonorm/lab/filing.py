@@ -28,8 +28,8 @@ def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
     ValueError says in a sentence why a run is not a record, or would take the place of another.
     """
     content = _finished(run)
-    content = rejudged(all_recipes()[content["recipe"]], content, run)
     with records.reading(run / RESULT):
+        content = rejudged(all_recipes()[content["recipe"]], content, run)
         content = _without_machine(content)
         summary = records.told_list(content, "summary", dict)
     target = to / content["recipe"]

@@ -24,7 +24,8 @@ def rejudged(
         run = measuring.read(folder, lambda name: recipe)
     else:
         run = run_files.read(folder)
-    return {**content, "claims": [verdict.content() for verdict in run.verdicts()]}
+    verdicts = [verdict.content() for verdict in run.verdicts()]
+    return {**content, "spread": recipe.spread, "claims": verdicts}
 
 
 def is_current(recipe: Recipe | Measurement, content: Mapping[str, Any]) -> bool:
@@ -32,5 +33,7 @@ def is_current(recipe: Recipe | Measurement, content: Mapping[str, Any]) -> bool
     try:
         some = run_files.as_run(recipe, content)
     except ValueError:  # the patterns that chose its configurations choose nothing now
+        return False
+    if recipe.revised and records.told(content, "started", str) < recipe.revised:
         return False
     return some.definition() == records.told(content, "configurations", dict)

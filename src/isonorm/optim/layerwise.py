@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..scalars import plain
-from .norms import Tensors, divisors, euclidean_norms, finite_in, wide_dtype
+from ..statistics import working_dtype
+from .norms import Tensors, divisors, euclidean_norms, finite_in
 
 
 class Layers(NamedTuple):
@@ -33,7 +34,7 @@ class Layers(NamedTuple):
 
     def wide_dtype(self) -> torch.dtype:
         """What is multiplied and averaged in: float32 or better."""
-        return wide_dtype(self.params[0])
+        return working_dtype(self.params[0])
 
     def wide(self, tensors: Tensors) -> list[Tensor]:
         """The tensors themselves, where they are wide."""
@@ -126,7 +127,7 @@ class LayerwiseOptimizer(Optimizer):
             for i, p in zip(ids, params, strict=True):
                 for name, value in given["state"].get(i, {}).items():
                     if name != "step" and isinstance(value, Tensor):
-                        self.state[p][name] = value.to(p.device, wide_dtype(p))
+                        self.state[p][name] = value.to(p.device, working_dtype(p))
 
         hooks = (
             self.register_load_state_dict_pre_hook(look),
@@ -176,7 +177,7 @@ class LayerwiseOptimizer(Optimizer):
                         torch.zeros((), dtype=torch.float32, device=p.device)
                         if name == "step"
                         else torch.zeros_like(
-                            p, dtype=wide_dtype(p), memory_format=torch.preserve_format
+                            p, dtype=working_dtype(p), memory_format=torch.preserve_format
                         )
                     )
                 tensors.append(kept[name])

@@ -11,12 +11,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..statistics import working_dtype
+
 Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]  # what torch._foreach_* take and return
-
-
-def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """float32, or the tensor's own dtype where that is better."""
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def euclidean_norms(tensors: Tensors) -> Tensor:
@@ -26,7 +23,7 @@ def euclidean_norms(tensors: Tensors) -> Tensor:
     faster.
     """
     first = tensors[0]
-    plain = wide_dtype(first)
+    plain = working_dtype(first)
     if first.device.type == "mps":  # has no float64
         return torch.stack(torch._foreach_norm(tensors, 2, plain))
     if first.is_cpu and not torch.compiler.is_compiling():
@@ -41,7 +38,7 @@ def euclidean_norms(tensors: Tensors) -> Tensor:
 def divisors(tensors: Tensors) -> tuple[Tensor, ...]:
     """‖t‖ of each, or 1 for zeros, in the dtype it is to be divided in."""
     norms = euclidean_norms(tensors)
-    return finite_in(wide_dtype(tensors[0]), norms.where(norms != 0, 1.0)).unbind()
+    return finite_in(working_dtype(tensors[0]), norms.where(norms != 0, 1.0)).unbind()
 
 
 def finite_in(dtype: torch.dtype, values: Tensor) -> Tensor:

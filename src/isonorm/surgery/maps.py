@@ -76,17 +76,19 @@ def _of_batchnorm(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> EvalMap:
     return EvalMap(scale.view(-1, 1, 1), shift, act, own.dtype)
 
 
-def drop_and_act(norm: nn.Module) -> tuple[nn.Module | None, nn.Module]:
-    """What timm's norm-and-activation layers run last, told by what they have, not by class."""
+def drop_and_act(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """What timm's norm-and-activation layers run last, told by what they have, not by class: both,
+    since a layer with an activation alone may well run it first.
+    """
     drop, act = getattr(norm, "drop", None), getattr(norm, "act", None)
-    if not isinstance(act, nn.Module) or not isinstance(drop, nn.Module | None):
+    if not isinstance(drop, nn.Module) or not isinstance(act, nn.Module):
         raise Refused(own_forward(norm))
     return drop, act
 
 
-def _together(*modules: nn.Module | None) -> nn.Module | None:
+def _together(*modules: nn.Module) -> nn.Module | None:
     """Those that do something as one module; None where none does."""
-    active = [m for m in modules if m is not None and not isinstance(m, nn.Identity)]
+    active = [module for module in modules if not isinstance(module, nn.Identity)]
     return nn.Sequential(*active) if len(active) > 1 else next(iter(active), None)
 
 

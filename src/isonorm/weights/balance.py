@@ -44,7 +44,7 @@ def balanced_kernel(
     """
     form = Form(groups, single_pass, r)
     if torch.compiler.is_compiling():
-        if _trains_on_a_gpu(w):
+        if _trains_on_a_gpu(w, v, gamma):
             check_sums(w, v, groups)
             return operators.balanced(w, v, gamma, form)
     elif _is_open(w, v, gamma):
@@ -58,15 +58,16 @@ def balanced_kernel(
     return by_reference(w, v, gamma, form)
 
 
-def _trains_on_a_gpu(w: Tensor) -> bool:
+def _trains_on_a_gpu(w: Tensor, v: Tensor, gamma: Tensor | None) -> bool:
     """Whether a compiler is to call the operator: for inference, and on a CPU, it does as well by
     itself.
     """
     if not kernels.HAS_TRITON or kernels.requested() in ("reference", "torch"):
         return False
-    if not (w.is_cuda or kernels.INTERPRETING) or not (w.requires_grad and torch.is_grad_enabled()):
+    if not (w.is_cuda or kernels.INTERPRETING) or not torch.is_grad_enabled():
         return False
-    return kernels.why_not_explicit() is None
+    learns = w.requires_grad or v.requires_grad or (gamma is not None and gamma.requires_grad)
+    return learns and kernels.why_not_explicit() is None
 
 
 def _is_open(w: Tensor, v: Tensor, gamma: Tensor | None) -> bool:

@@ -89,7 +89,7 @@ def _on_first_call(name: str, layer: nn.Module) -> torch.utils.hooks.RemovableHa
                 "another batch."
             )
         variance, mean = torch.var_mean(columns, 1, correction=0)
-        (x,) = (*args, *kwargs.values())
+        x = args[0] if args else kwargs["input"]
         noise = _rounding(gain.flatten(), x, columns, y.dtype)
         scale = variance.where(variance > noise, 1.0).rsqrt()
         gain.mul_(scale.view_as(gain))

@@ -103,9 +103,9 @@ def _op_backward(ctx, grad, _):
     if torch.is_grad_enabled():
         grads = differentiated((w, v, gamma), ctx.form, grad, create_graph=True)
     else:
-        through_v = ctx.needs_input_grad[1]
-        dw, dv, dgamma = _backward_op(grad, w, v, gamma, kept, *ctx.form, through_v)
-        grads = dw, dv if through_v else None, None if gamma is None else dgamma
+        wanted = ctx.needs_input_grad[:3]
+        found = _backward_op(grad, w, v, gamma, kept, *ctx.form, wanted[1])
+        grads = tuple(t if asked else None for t, asked in zip(found, wanted, strict=True))
     return *grads, None, None, None
 
 

@@ -253,3 +253,16 @@ def test_a_flatten_that_does_not_fit_is_no_reason_to_fail():
     for features in (3, 10):
         folded = isonorm.fold(nn.Sequential(norm(), nn.Flatten(), nn.Linear(features, 2)))
         assert f"'2' has {features} channels there" in fate_of(folded, "0").note
+
+
+def test_a_norm_that_may_run_its_activation_first_is_left(same, x):
+    class Before(nn.BatchNorm2d):
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels)
+            self.act = nn.ReLU()
+
+        def forward(self, input):
+            return super().forward(self.act(input))
+
+    fate = fate_of(same(nn.Sequential(conv(), Before(4)), x), "1")
+    assert fate.became == "left" and "a forward of its own" in fate.note
