@@ -14,6 +14,14 @@ from torch._dynamo.eval_frame import DynamoStance
 from isonorm.analysis import Monitor
 
 
+@pytest.fixture(autouse=True)
+def _forget_compiled_code():
+    """Of which a process has a limited number for one function, whoever compiled it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 def stance() -> DynamoStance:
     """The one in force."""
     probe = torch.compiler.set_stance("default")

@@ -98,7 +98,8 @@ def test_nothing_is_sent_to_other_ranks(tmp_path):
         for rank in ranks:
             rank.kill()
     assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors for _, errors in ended)
-    first, second = (json.loads(output) for output, _ in ended)
+    # Gloo may say something first.
+    first, second = (json.loads(output.splitlines()[-1]) for output, _ in ended)
     assert first["watched"] == first["alone"] == second["watched"] == second["alone"]
     assert first["snd"] > 0 and second["snd"] is None
     assert first["groups"] == [True, "world"], "the layers themselves go on sharing"
