@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import kernels
 from ..area import flat_shape
@@ -36,9 +35,7 @@ def is_open(x: Tensor) -> bool:
         return False
     if kernels.is_watched(x) or kernels.requested() not in ("auto", "triton"):
         return False
-    if kernels.transforms_active() or forward_ad._current_level >= 0:
-        return False
-    if torch.is_inference_mode_enabled():
+    if kernels.why_not_explicit() is not None or torch.is_inference_mode_enabled():
         return False
     return not x.is_cuda or x.get_device() == torch._C._cuda_getDevice()
 

@@ -1,0 +1,121 @@
+"""The numbers in the README's prose are those of the records: a new record changes both."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+from statistics import geometric_mean
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+LARGE = 100e6  # bytes of an activation
+
+
+def record(name: str) -> dict:
+    return json.loads((ROOT / "records" / name).read_text(encoding="utf-8"))
+
+
+def us(row: dict, layer: str) -> float:
+    return row[layer]["us"]
+
+
+def best_batchnorm(row: dict) -> float:
+    return min(us(row, "bn_eager"), us(row, "bn_compiled"))
+
+
+def is_large(row: dict) -> bool:
+    return 2 * prod(row["shape"]) > LARGE  # bfloat16
+
+
+def row_of_the_table(layout: str) -> list[str]:
+    """The cells of one column, in the order of the table's rows."""
+    rows = [row for row in record("gpu-bfloat16.json")["rows"] if row["layout"] == layout]
+    to_best = [us(row, "iternorm") / best_batchnorm(row) for row in rows]
+    to_floor = [us(row, "iternorm") / row["floor_us"] for row in rows if is_large(row)]
+    extra = {True: 0.0, False: 0.0}
+    for row in rows:
+        more = row["iternorm"]["peak"] / row["bn_eager"]["peak"] - 1
+        extra[is_large(row)] = max(extra[is_large(row)], more)
+    eager = geometric_mean(us(row, "iternorm") / us(row, "bn_eager") for row in rows)
+    return [
+        f"{eager:.2f} ×",
+        f"{geometric_mean(to_best):.2f} ×",
+        f"{max(to_best):.2f} ×",
+        f"{min(to_floor):.2f} to {max(to_floor):.2f} ×",
+        f"at most {extra[True]:.1%}".replace("%", " %"),
+        f"at most {extra[False]:.1%}".replace("%", " %"),
+    ]
+
+
+def test_the_table_of_the_gpu():
+    columns = [row_of_the_table(layout) for layout in ("channels_last", "nchw")]
+    for left, right in zip(*columns, strict=True):
+        assert f"| {left} | {right} |" in README
+
+
+def test_other_times_on_the_gpu():
+    rows = record("gpu-float32-high.json")["rows"]
+    ratios = [us(row, "iternorm") / us(row, "bn_eager") for row in rows]
+    assert (
+        f"is {geometric_mean(ratios):.2f} × eager BatchNorm, at worst {max(ratios):.2f} ×" in README
+    )
+    small, large = (
+        [us(row, "dbn") / us(row, "iternorm") for row in record(f"gpu-dbn{size}.json")["rows"]]
+        for size in (16, 64)
+    )
+    assert f"{min(small):.1f}" == f"{max(small):.1f}"
+    assert f"DBN takes {max(small):.1f} times as long" in README
+    assert f"and {min(large):.1f} to {max(large):.1f} times in [groups of 64]" in README
+
+
+def test_resnet50():
+    rates = record("resnet50.json")["images_per_second"]
+
+    def share(mode: str, kind: str) -> str:
+        return f"{rates[f'{mode} {kind}'] / rates[f'{mode} batchnorm']:.2f}"
+
+    assert f"{share('eager', 'iternorm')} × BatchNorm's rate eager" in README
+    assert f"({share('eager', 'iternorm, fused')} × with" in README
+    compiled, fused = share("compiled", "iternorm"), share("compiled", "iternorm, fused")
+    assert f"at {compiled} × compiled ({fused} × fused)" in README
+
+
+def test_the_cpu():
+    first: list[dict] = []  # the two shapes of a network, in groups of 16 and 64
+    others: list[dict] = []
+    for case in record("cpu.json")["cases"]:
+        usual = case["shape"] in ([32, 64, 56, 56], [32, 256, 14, 14]) and case["group_size"] <= 64
+        (first if usual else others).append(case["layers"]["isonorm.IterNorm"]["time_ratios"])
+
+    def gains(cases: list[dict]) -> list[float]:
+        return [1 / case[kind]["median"] for case in cases for kind in case if kind != "BatchNorm"]
+
+    def costs(cases: list[dict]) -> list[float]:
+        return [case["BatchNorm"]["median"] for case in cases]
+
+    assert len(first) == 4
+    gain, cost = gains(first), costs(first)
+    assert f"IterNorm is {min(gain):.1f} to {max(gain):.1f} times as fast as the plain" in README
+    assert f"{min(gains(others)):.2f} to {max(gains(others)):.0f} times as fast" in README
+    assert f"it takes {min(cost):.1f} to {max(cost):.1f} times as long as BatchNorm" in README
+    assert (
+        f"in the other cases {min(costs(others)):.0f} to {max(costs(others)):.0f} times" in README
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "better", "worse"),
+    [
+        ("iternorm2019-fig3", ("IterNorm, full batch", 4), ("BN, full batch", 3)),
+        ("dbn2018-fig3", ("DBN", 5), ("BN", 4)),
+    ],
+)
+def test_the_losses_of_the_opening(folder, better, worse):
+    found = {row["configuration"]: row for row in record(f"{folder}/result.json")["summary"]}
+    low, high = (
+        f"{found[name]['train_loss']['mean']:.{digits}f}" for name, digits in (better, worse)
+    )
+    assert f"[{low} where BatchNorm's is {high}](records/{folder}/result.json)" in README
