@@ -151,8 +151,8 @@ class Reproduction(Generic[PartT]):
     configurations: tuple[PartT, ...]
     claims: tuple[Claim, ...]
     choices: tuple[str, ...]  # where the paper is silent, and what was chosen
-    #: When it began to measure something else under the same definition (ISO 8601, UTC); runs that
-    #: were started before are of another recipe.
+    #: When it began to measure something else under the same definition (ISO 8601, with its zone);
+    #: runs that were started before are of another recipe.
     revised: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -181,10 +181,18 @@ def check_definition(
     recipe: Recipe | Measurement, content: Mapping[str, Any], folder: Path
 ) -> None:
     """Results of one definition cannot stand beside those of another."""
-    if recipe.definition() != content.get("configurations"):
+    if not is_as_defined(recipe, content):
         raise ValueError(
             f"{recipe.name} is defined otherwise now than when {folder} was begun: begin a new run."
         )
+
+
+def is_as_defined(recipe: Recipe | Measurement, content: Mapping[str, Any]) -> bool:
+    """Whether a run, as it was begun, is of what these configurations are now."""
+    revised = datetime.fromisoformat(recipe.revised) if recipe.revised else None
+    if revised is not None and datetime.fromisoformat(content["started"]) < revised:
+        return False
+    return recipe.definition() == content.get("configurations")
 
 
 def _results(path: Path, runs: Sequence[Mapping[str, Any]]) -> dict[Trial, Result]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from shutil import copy, copytree
 
@@ -152,6 +153,23 @@ def test_verdicts_follow_what_the_recipe_claims_now(some_records, tmp_path, monk
     (some_records / RECIPE / "curves.csv.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"curves\.csv\.gz is missing or damaged"):
         ledger.read(some_records)
+
+
+def test_a_record_from_before_a_revision_keeps_its_verdicts_with_a_caveat(
+    some_records, monkeypatch
+):
+    stored = json.loads((some_records / RECIPE / "result.json").read_text())
+    recipe = all_recipes()[RECIPE].shrunk()
+    for moved, caveats in ((timedelta(hours=-1), 1), (timedelta(hours=1), 2)):
+        revised = (datetime.fromisoformat(stored["started"]) + moved).isoformat()
+        now = replace(recipe, claims=(), revised=revised)
+        monkeypatch.setattr(ledger, "all_recipes", lambda now=now: {RECIPE: now})
+        monkeypatch.setattr(run_files, "find_recipe", lambda name, now=now: now)
+        (entry,) = ledger.read(some_records).entries[RECIPE]
+        assert len(entry.caveats) == caveats
+        assert bool(entry.claims) == (caveats == 2), "those of then, or those of now"
+    with pytest.raises(ValueError, match="is defined otherwise now"):
+        run_files.read(some_records / RECIPE)
 
 
 def test_verdicts_on_layers_follow_what_the_recipe_claims_now(tmp_path, monkeypatch):

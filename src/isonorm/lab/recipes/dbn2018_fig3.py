@@ -37,7 +37,7 @@ RECIPE = Recipe(
     data="yaleb",
     seeds=5,
     spread="median",
-    revised="2026-11-16T15:00",  # conditioning in training mode; before, in eval
+    revised="2026-11-16T15:00+00:00",  # conditioning in training mode; before, in eval
     configurations=tuple(mlps(NORMS, PLAN, hidden=(128, 64, 48, 48))),
     claims=(
         *(
