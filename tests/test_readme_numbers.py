@@ -83,6 +83,17 @@ def test_resnet50():
     assert f"at {compiled} × compiled ({fused} × fused)" in README
 
 
+def test_epochs_of_vgg():
+    results = record("cifar10-epochs.json")["results"]
+    seconds = results["BatchNorm, torch's"]["seconds"]["median"]
+    groups, dbn, whole = (
+        f"{results[name]['ratio']:.2f}"
+        for name in ("IterNorm, groups of 64", "DBN, groups of 16", "IterNorm, all channels")
+    )
+    assert f"takes {seconds:.2f} s with torch's BatchNorm, {groups} × that" in README
+    assert f"{dbn} × with DBN in groups of 16, and {whole} × with IterNorm over all" in README
+
+
 def test_the_cpu():
     first: list[dict] = []  # the two shapes of a network, in groups of 16 and 64
     others: list[dict] = []
@@ -119,3 +130,17 @@ def test_the_losses_of_the_opening(folder, better, worse):
         f"{found[name]['train_loss']['mean']:.{digits}f}" for name, digits in (better, worse)
     )
     assert f"[{low} where BatchNorm's is {high}](records/{folder}/result.json)" in README
+
+
+def test_the_errors_of_the_opening():
+    def errors(folder: str) -> dict[str, str]:
+        rows = record(f"{folder}/result.json")["summary"]
+        return {row["configuration"]: f"{100 * row['test_error']['mean']:.2f} %" for row in rows}
+
+    vgg, resnet = errors("iternorm2019-fig6"), errors("dbn2018-table1")
+    assert (
+        f"[{vgg['DBN, base']} with DBN and {vgg['IterNorm, base']} with IterNorm, "
+        f"where BatchNorm has {vgg['BN, base']}]" in README
+    )
+    assert f"[{resnet['DBN-scale-L1, Res-56']} where it has {resnet['Baseline, Res-56']}]" in README
+    assert min(resnet[name] for name in resnet if "20" in name) == resnet["Baseline, Res-20"]
