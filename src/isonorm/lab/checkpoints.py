@@ -1,5 +1,8 @@
 """A training in the middle, as one file: tensors as safetensors, everything else as the JSON in
 its header. One file is whole or absent, so that a checkpoint never mixes two moments.
+
+torch's gathering of state is imported where it is used: that takes a second, and most commands
+train nothing.
 """
 
 from __future__ import annotations
@@ -7,21 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from .records import whole_file
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 _HEADER, _TENSOR = "isonorm", "__tensor__"
 
@@ -38,6 +38,8 @@ def save(
 
     Every process takes part, as sharded parameters must be gathered; one ``writes``.
     """
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     weights, steps = get_state_dict(model, optimizer, options=_options(model))
     if not writes:
         return
@@ -62,6 +64,8 @@ def save_weights(path: Path, model: nn.Module) -> None:
 
 def load(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Puts model and optimizer back into the state of the checkpoint, and returns its notes."""
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
     rest, tensors = _open(path)
     set_state_dict(
         model,
@@ -86,6 +90,9 @@ def _lay_out_like_parameters(optimizer: Optimizer) -> None:
 
 def _options(model: nn.Module) -> StateDictOptions:
     """Sharded parameters are put together for the file, and shared out again from it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     sharded = isinstance(model, FullyShardedDataParallel)
     return StateDictOptions(full_state_dict=sharded, cpu_offload=sharded)
 
