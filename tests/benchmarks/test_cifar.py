@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
-from benchmarks import cifar, noise
+from benchmarks import cifar, cifar_training, noise
 from benchmarks.cifar_epochs import BATCHNORM, ITERNORM_64, NORMS, bars
 from benchmarks.cifar_training import Course, Task
 from benchmarks.noise import FALSE_ALARMS, compare
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import find_recipe
 from tests.benchmarks.endless import Endless
+from tests.processes import COPIES
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +110,8 @@ def test_trainings_at_once_are_those_of_one_by_one(files, tmp_path, one_by_one, 
     assert found["curves"] == expected["curves"] and "--jobs 2" in found["command"]
 
 
-@pytest.mark.slow
-def test_what_still_trains_is_ended_with_the_benchmark():
+def test_what_still_trains_is_ended_with_the_benchmark(monkeypatch):
+    monkeypatch.setattr(cifar_training, "get_context", lambda method: COPIES)
     before = active_children()
     tasks = [Task("", seed) for seed in (0, 1, 1, 1)]
     trainings = Endless("", Machine(jobs=2), epochs=1).trainings(tasks)
