@@ -100,7 +100,13 @@ def test_curves_of_two_implementations(one_by_one):
     assert one != other and np.allclose(np.array(one)[:, 0], np.array(other)[:, 0], atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.fixture
+def _copied(monkeypatch):
+    """Processes that are spawned would import for seconds what they need; lab.jobs' tests do."""
+    monkeypatch.setattr(cifar_training, "get_context", lambda method: COPIES)
+
+
+@pytest.mark.usefixtures("_copied")
 def test_trainings_at_once_are_those_of_one_by_one(files, tmp_path, one_by_one, capsys):
     out = tmp_path / "curves.json"
     assert run("curves", files, out, *PAIR, "--jobs", "2") == 0
@@ -110,8 +116,8 @@ def test_trainings_at_once_are_those_of_one_by_one(files, tmp_path, one_by_one, 
     assert found["curves"] == expected["curves"] and "--jobs 2" in found["command"]
 
 
-def test_what_still_trains_is_ended_with_the_benchmark(monkeypatch):
-    monkeypatch.setattr(cifar_training, "get_context", lambda method: COPIES)
+@pytest.mark.usefixtures("_copied")
+def test_what_still_trains_is_ended_with_the_benchmark():
     before = active_children()
     tasks = [Task("", seed) for seed in (0, 1, 1, 1)]
     trainings = Endless("", Machine(jobs=2), epochs=1).trainings(tasks)
