@@ -72,6 +72,7 @@ def run_and_be_killed(checkpoint: str, words: list[str]) -> None:
 def _run(words: list[str]) -> None:
     from isonorm.lab import cli, figures  # which the processes that train do without
 
+    figures.curves = lambda *arguments, **options: None
     figures.save = lambda *arguments: []
     sys.argv = ["isonorm", *words]
     cli.app()

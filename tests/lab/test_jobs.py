@@ -16,7 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import figures, jobs
+from isonorm.lab import jobs
 from isonorm.lab.cli import app
 from isonorm.lab.experiment import Experiment, Trial
 from isonorm.lab.machine import Machine
@@ -28,17 +28,14 @@ from tests.processes import COPIES, call
 SEARCH = "dbn2018-fig5"  # chooses by a validation set; four points at quick scale
 TRAININGS = 6  # of one configuration with two seeds
 
+pytestmark = pytest.mark.usefixtures("nothing_is_drawn")
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, official) -> Path:
     folder = tmp_path_factory.mktemp("data")
     official.cifar(folder, train=60, test=20)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, jobs: int) -> list[str]:

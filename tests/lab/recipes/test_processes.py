@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch.distributed.run import main as torchrun
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import figures
 from isonorm.lab.cli import app
 from tests.processes import Copy
+
+pytestmark = pytest.mark.usefixtures("nothing_is_drawn")
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,6 @@ def files(tmp_path_factory, official) -> Path:
     official.mnist(folder, train=60, test=20)
     official.faces(folder, "pie")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, recipe: str, *more: str) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
-from isonorm.lab import figures, records, reproduce, run_files
+from isonorm.lab import records, reproduce, run_files
 from isonorm.lab.cli import app
 from isonorm.lab.recipes import all_recipes
 from tests.lab import struck
@@ -25,6 +25,8 @@ from tests.lab.run_folders import curves, weights
 from tests.processes import call
 
 TWO_EPOCHS = "dbn2018-table2"  # four trainings of two epochs at quick scale
+
+pytestmark = pytest.mark.usefixtures("nothing_is_drawn")
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +36,6 @@ def files(tmp_path_factory, official) -> Path:
     official.mnist(folder, train=60, test=20)
     official.faces(folder, "pie")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    """It would take longer than everything else."""
-    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, *more: str, recipe: str = TWO_EPOCHS) -> list[str]:
