@@ -1,14 +1,9 @@
-"""Analysis of layers that share their statistics with other ranks: it asks only this one.
-
-``python test_ranks.py RANK RENDEZVOUS`` is one of two ranks, and prints what it found.
-"""
+"""Analysis of layers that share their statistics with other ranks: it asks only this one."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import warnings
 from datetime import timedelta
 
 import torch
@@ -17,6 +12,7 @@ from torch import Tensor, nn
 
 import isonorm
 from isonorm import analysis
+from tests.processes import Copy
 
 RANKS = 2
 
@@ -54,6 +50,8 @@ def measured(norm: nn.Module, x: Tensor) -> dict[str, list[float]]:
 
 
 def rank_main(rank: int, rendezvous: str) -> None:
+    """One of two ranks; it prints what it found."""
+    warnings.simplefilter("error")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS,
@@ -81,17 +79,7 @@ def rank_main(rank: int, rendezvous: str) -> None:
 
 
 def test_nothing_is_sent_to_other_ranks(tmp_path):
-    paths = os.pathsep.join(path for path in sys.path if path)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, str(rank), str(tmp_path / "rendezvous")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(RANKS)
-    ]
+    ranks = [Copy(rank_main, rank, str(tmp_path / "rendezvous")) for rank in range(RANKS)]
     try:
         ended = [rank.communicate(timeout=120) for rank in ranks]
     finally:
@@ -107,7 +95,3 @@ def test_nothing_is_sent_to_other_ranks(tmp_path):
         expected = first["expected"]["IterNorm" if name == "IterNorm" else "BatchNorm"]
         for key, values in numbers.items():
             torch.testing.assert_close(values, expected[key], rtol=1e-3, atol=1e-4, msg=name + key)
-
-
-if __name__ == "__main__":
-    rank_main(int(sys.argv[1]), sys.argv[2])

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_ind
 
-from benchmarks import cifar, noise
+from benchmarks import cifar, cifar_training, noise
 from benchmarks.cifar_epochs import BATCHNORM, ITERNORM_64, NORMS, bars
 from benchmarks.cifar_training import Course, Task
 from benchmarks.noise import FALSE_ALARMS, compare
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import find_recipe
 from tests.benchmarks.endless import Endless
+from tests.processes import COPIES
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,13 @@ def test_curves_of_two_implementations(one_by_one):
     assert one != other and np.allclose(np.array(one)[:, 0], np.array(other)[:, 0], atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.fixture
+def _copied(monkeypatch):
+    """Processes that are spawned would import for seconds what they need; lab.jobs' tests do."""
+    monkeypatch.setattr(cifar_training, "get_context", lambda method: COPIES)
+
+
+@pytest.mark.usefixtures("_copied")
 def test_trainings_at_once_are_those_of_one_by_one(files, tmp_path, one_by_one, capsys):
     out = tmp_path / "curves.json"
     assert run("curves", files, out, *PAIR, "--jobs", "2") == 0
@@ -109,7 +116,7 @@ def test_trainings_at_once_are_those_of_one_by_one(files, tmp_path, one_by_one, 
     assert found["curves"] == expected["curves"] and "--jobs 2" in found["command"]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("_copied")
 def test_what_still_trains_is_ended_with_the_benchmark():
     before = active_children()
     tasks = [Task("", seed) for seed in (0, 1, 1, 1)]

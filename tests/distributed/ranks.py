@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.distributed import worker
 from tests.distributed.tasks import Batches
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import COPIES
 
 
 class Ranks:
@@ -33,21 +30,14 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls = 0
-        self.processes: list[subprocess.Popen] = []
+        self.processes: list[BaseProcess] = []
         self.connections: list = []
 
     def start(self, rank: int) -> None:
-        ours, theirs = Pipe()
-        paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        with open(self.folder / f"rank{rank}.log", "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.distributed.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            )
+        ours, theirs = COPIES.Pipe()
+        log = self.folder / f"rank{rank}.log"
+        process = COPIES.Process(target=worker.main, args=(theirs, log))
+        process.start()
         theirs.close()
         self.processes.append(process)
         self.connections.append(ours)
@@ -107,5 +97,5 @@ class Ranks:
             connection.close()
         for process in self.processes:
             process.kill()
-            process.wait()
+            process.join()
         self.processes, self.connections = [], []

@@ -1,19 +1,19 @@
-"""One rank of a distributed test: a program that runs the tasks it is sent, one after the other.
+"""One rank of a distributed test: a process that runs the tasks it is sent, one after the other.
 
-``python -m tests.distributed.worker FD`` reads them from the pipe with file descriptor FD. A task
-names a function of ``tasks.py``; it runs inside a gloo process group made for it alone, on one
-thread, with warnings as errors, and its result or its traceback goes back through the pipe. The
-process ends with the pipe.
+A task names a function of ``tasks.py``; it runs inside a gloo process group made for it alone, on
+one thread, with warnings as errors, and its result or its traceback goes back through the pipe it
+came from. The process ends with the pipe.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
-import sys
 import traceback
 import warnings
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -37,9 +37,12 @@ def run(task: dict) -> object:
         dist.destroy_process_group()
 
 
-def main() -> None:
+def main(connection: Connection, log: Path) -> None:
+    """What the process says, gloo for one, goes to the log."""
+    with open(log, "ab") as file:
+        for standard in (1, 2):
+            os.dup2(file.fileno(), standard)
     torch.set_num_threads(1)
-    connection = Connection(int(sys.argv[1]))
     while True:
         try:
             task = pickle.loads(connection.recv_bytes())
@@ -50,7 +53,3 @@ def main() -> None:
         except Exception:
             reply = ("error", traceback.format_exc())
         connection.send_bytes(pickle.dumps(reply))
-
-
-if __name__ == "__main__":
-    main()

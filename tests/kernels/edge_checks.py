@@ -124,12 +124,12 @@ def check_parameters_alone() -> None:
     torch.testing.assert_close(layer.bias.grad, want[5])
 
 
-def check_gradients_of_full_whitening() -> None:
+def check_gradients_of_full_whitening(draws: int = 12) -> None:
     """Whatever the eigenvalues: in float32 the polynomials' own derivative can be wrong by 1 % in
     pairs of channels, by bad luck by more.
     """
     worst = 0.0
-    for _ in range(12):
+    for _ in range(draws):
         x, dy, _, weight, bias = make_inputs((7, 6, 6), torch.float32, "nchw")
         where, op = area.batch(2), operation.whiten("polar")
         got = passes(x, dy, weight, bias, where, op, "triton")

@@ -7,7 +7,7 @@ import io
 import pickle
 import struct
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 from lightning_fabric import Fabric
 from scipy.io import savemat
 
+from isonorm.lab import figures
 from isonorm.lab.data import DataSet, digits
 from isonorm.lab.devices import make_fabric
 from isonorm.lab.train import Epoch, Result
@@ -170,6 +171,15 @@ def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def nothing_is_drawn() -> Iterator[None]:
+    """It would take longer than everything else that a run at quick scale does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "curves", lambda *arguments, **options: None)
+        patch.setattr(figures, "save", lambda *arguments: [])
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,14 @@
-"""A run whose trainings strike, each in its process: ``work`` takes the place of ``jobs._work``.
-
-As a script it is the command ``isonorm`` so changed. The environment says which training strikes,
-and how: processes that are spawned inherit nothing else.
+"""The command ``isonorm`` and its trainings, struck in the middle: functions for processes of
+their own.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,16 +21,13 @@ STRIKES = {
 }
 
 
-def environment(training: str, strike: str, later: str = "none") -> dict[str, str]:
-    """Strikes when a training has saved its first epoch, and what was saved before it is finished;
-    a ``later`` one has saved nothing by then, or it would not be struck in its turn. Trainings are
-    named by a part of their files' names.
+def work(
+    training: str, strike: str, later: str, task: experiment.Experiment, pipe: Connection
+) -> None:
+    """Takes the place of ``jobs._work``, and strikes when a training has saved its first epoch,
+    and what was saved before it is finished; a ``later`` one has saved nothing by then, or it would
+    not be struck in its turn. Trainings are named by a part of their files' names.
     """
-    return {"STRUCK_TRAINING": training, "STRUCK_LATER": later, "STRUCK_HOW": strike}
-
-
-def work(task: experiment.Experiment, pipe: Connection) -> None:
-    training, later = os.environ["STRUCK_TRAINING"], os.environ["STRUCK_LATER"]
     save = checkpoints.save
 
     def save_then_strike(path: Path, *arguments, **options) -> None:
@@ -40,7 +37,7 @@ def work(task: experiment.Experiment, pipe: Connection) -> None:
         if training in path.name:
             while [p for p in path.parent.glob("*checkpoint*") if training not in p.name]:
                 time.sleep(0.01)
-            STRIKES[os.environ["STRUCK_HOW"]]()
+            STRIKES[strike]()
             time.sleep(60)
 
     checkpoints.save = save_then_strike
@@ -48,11 +45,34 @@ def work(task: experiment.Experiment, pipe: Connection) -> None:
     jobs._work(task, pipe)
 
 
-if __name__ == "__main__":  # the processes that train import this file, too, but no command
-    from isonorm.lab import cli, figures
-
-    jobs._work, figures.save = work, lambda *arguments: []
+def run_side_by_side(training: str, strike: str, words: list[str]) -> None:
+    """The command, one of whose trainings strikes, in a session of its own."""
+    os.setsid()
     # as at a terminal: whoever runs the tests may ignore Ctrl-C, as a shell does with what it
     # starts in the background, and everything below inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    jobs._work = partial(work, training, strike, "none")
+    _run(words)
+
+
+def run_and_be_killed(checkpoint: str, words: list[str]) -> None:
+    """The command, killed without warning as soon as it has saved this file."""
+    save = checkpoints.save
+
+    def save_then_die(path: Path, *arguments, **options) -> None:
+        save(path, *arguments, **options)
+        if path.name == checkpoint:
+            STRIKES["itself"]()
+
+    checkpoints.save = save_then_die
+    experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
+    _run(words)
+
+
+def _run(words: list[str]) -> None:
+    from isonorm.lab import cli, figures  # which the processes that train do without
+
+    figures.curves = lambda *arguments, **options: None
+    figures.save = lambda *arguments: []
+    sys.argv = ["isonorm", *words]
     cli.app()

@@ -6,8 +6,6 @@ import gc
 import json
 import shlex
 import signal
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from shutil import copytree
@@ -20,7 +18,9 @@ from isonorm.lab import conduct, environment, figures, records
 from isonorm.lab import experiment as experiments
 from isonorm.lab.cli import app
 from isonorm.lab.tables import tabulate
+from tests.lab import struck
 from tests.lab.run_folders import curves, result_of, weights
+from tests.processes import call
 
 TINY = ["--depth", "2", "--width", "8", "--epochs", "2", "--batch-size", "400", "--device", "cpu"]
 NORMS = ["plain", "equinorm", "dbn:group_size=4", "batchnorm"]
@@ -49,6 +49,7 @@ def whole(tmp_path_factory) -> tuple[Result, Path]:
 @pytest.fixture
 def _nothing_is_drawn(monkeypatch):
     """It would take longer than everything else."""
+    monkeypatch.setattr(figures, "curves", lambda *arguments, **options: None)
     monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
@@ -118,37 +119,15 @@ def test_the_recorded_command_repeats_the_results(whole, tmp_path):
     torch.testing.assert_close(weights(again), weights(folder), rtol=0, atol=0)
 
 
-# Kills the process itself, without warning, when the sixth training has saved its first epoch.
-KILLED = """
-import os, signal
-from isonorm.lab import checkpoints, cli, experiment
-experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
-save = checkpoints.save
-
-def save_then_die(path, *arguments, **options):
-    save(path, *arguments, **options)
-    if path.name == "02-seed1-checkpoint.safetensors":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-checkpoints.save = save_then_die
-cli.app()
-"""
-
-
 @pytest.mark.usefixtures("_nothing_is_drawn")
 def test_killed_and_resumed_it_ends_with_the_same_weights_and_curves(whole, tmp_path):
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, "compare", *tiny_words(tmp_path)],
-        capture_output=True,
-        timeout=100,
-    )
-    assert killed.returncode == -signal.SIGKILL
+    saved = "02-seed1-checkpoint.safetensors"  # the first epoch of the sixth training
+    code, *said = call(struck.run_and_be_killed, saved, ["compare", *tiny_words(tmp_path)])
+    assert code == -signal.SIGKILL, said
     (folder,) = tmp_path.iterdir()
     content = result_of(folder)
     assert content["status"] == "running" and len(content["runs"]) == 5
-    assert [path.name for path in folder.glob("*checkpoint*")] == [
-        "02-seed1-checkpoint.safetensors"
-    ]
+    assert [path.name for path in folder.glob("*checkpoint*")] == [saved]
     resumed = compare("--resume", str(folder))
     assert resumed.exit_code == 0, resumed.output
     assert resumed.output.startswith("[1/3] equinorm, seed 1: ")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -17,16 +16,19 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import figures, jobs
+from isonorm.lab import jobs
 from isonorm.lab.cli import app
 from isonorm.lab.experiment import Experiment, Trial
 from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import all_recipes
 from tests.lab import struck
 from tests.lab.run_folders import curves, result_of, weights
+from tests.processes import COPIES, call
 
 SEARCH = "dbn2018-fig5"  # chooses by a validation set; four points at quick scale
 TRAININGS = 6  # of one configuration with two seeds
+
+pytestmark = pytest.mark.usefixtures("nothing_is_drawn")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +36,6 @@ def files(tmp_path_factory, official) -> Path:
     folder = tmp_path_factory.mktemp("data")
     official.cifar(folder, train=60, test=20)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, jobs: int) -> list[str]:
@@ -94,22 +91,11 @@ def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_p
         assert list(folder().glob(f"*{training}*checkpoint*")), output
         return len(result_of(folder())["runs"])
 
-    def strike(training: str, how: str, *command: str) -> subprocess.CompletedProcess:
-        return subprocess.run(  # until nobody holds its output: the others have ended, too
-            [sys.executable, struck.__file__, *command],
-            env=os.environ | struck.environment(training, how),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            start_new_session=True,
-        )
-
     # the third one: the first or the second has ended
     others = active_children()
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_work", struck.work)
-        for name, value in struck.environment("-point2-", "itself", later="-point3-").items():
-            patch.setenv(name, value)
+        patch.setattr(jobs, "get_context", lambda method: COPIES)  # the others below are spawned
+        patch.setattr(jobs, "_work", partial(struck.work, "-point2-", "itself", "-point3-"))
         failed = isonorm_command(*words(files, out, jobs=2))
     first = finished("-point2-", failed.output)
     assert 1 <= first < TRAININGS
@@ -119,18 +105,18 @@ def test_however_it_ends_it_goes_on_to_the_same_results(one_by_one, files, tmp_p
     assert result_of(folder())["status"] == "interrupted" and active_children() == others
 
     again = ["run", "--resume", str(folder()), "--jobs", "2"]
-    ended = strike("-point3-", "the command", *again)
-    second = finished("-point3-", ended.stdout, ended.stderr)
+    code, *said = call(struck.run_side_by_side, "-point3-", "the command", again)
+    second = finished("-point3-", *said)
     assert first < second < TRAININGS
-    assert ended.returncode == -signal.SIGKILL and result_of(folder())["status"] == "running"
-    assert "Traceback" not in ended.stderr  # of those who wait for work that nobody gives any more
+    assert code == -signal.SIGKILL and result_of(folder())["status"] == "running"
+    assert "Traceback" not in said[1]  # of those who wait for work that nobody gives any more
 
     # by now the search has chosen, and what it chose is trained with all data
-    ended = strike("-seed1", "Ctrl-C", *again)
-    third = finished("-seed1", ended.stdout, ended.stderr)
+    code, output, errors = call(struck.run_side_by_side, "-seed1", "Ctrl-C", again)
+    third = finished("-seed1", output, errors)
     assert second < third < TRAININGS
-    assert ended.returncode == 130 and ended.stderr == ""
-    assert ended.stdout.splitlines()[-1].endswith(f"isonorm run --resume {folder()}")
+    assert code == 130 and errors == ""
+    assert output.splitlines()[-1].endswith(f"isonorm run --resume {folder()}")
     assert result_of(folder())["status"] == "interrupted"
 
     resumed = isonorm_command("run", "--resume", str(folder()), "--jobs", "1")

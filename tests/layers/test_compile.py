@@ -45,8 +45,8 @@ def assert_compiled_equals_eager(layer, backend, draw, tolerance):
             assert found[0].stride() == expected[0].stride()
 
 
-def test_every_layer_traced_whole_equals_eager(case, draw):
-    layer = case.make(dtype=torch.float64)
+def test_every_layer_traced_whole_equals_eager(graph_case, draw):
+    layer = graph_case.make(dtype=torch.float64)
     assert_compiled_equals_eager(layer, "aot_eager", draw, tolerance=1e-10)
 
 

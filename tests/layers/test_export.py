@@ -29,8 +29,8 @@ def exported(model, example, dynamic=("batch", "height", "width")):
     return program.module(), names
 
 
-def test_export_is_a_product(batch_case, draw):
-    model = network(batch_case, draw)
+def test_export_is_a_product(batch_graph_case, draw):
+    model = network(batch_graph_case, draw)
     module, names = exported(model, torch.randn(4, 3, 5, 6))
     for shape in ((4, 3, 5, 6), (1, 3, 5, 6), (7, 3, 2, 9)):
         x = torch.randn(shape)

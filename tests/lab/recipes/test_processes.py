@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.run import main as torchrun
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import figures
 from isonorm.lab.cli import app
+from tests.processes import Copy
+
+pytestmark = pytest.mark.usefixtures("nothing_is_drawn")
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +26,6 @@ def files(tmp_path_factory, official) -> Path:
     official.mnist(folder, train=60, test=20)
     official.faces(folder, "pie")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, recipe: str, *more: str) -> list[str]:
@@ -64,16 +62,16 @@ def test_two_nodes_by_torchrun_train_to_the_weights_of_one_process(files, tmp_pa
     command = words(files, two, "dbn2018-fig4", *options, "--nodes", "2")
     port = str(free_port())
     launchers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node",
-             "1", "--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port,
+        Copy(
+            torchrun,
+            ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", node,
+             "--master-addr", "127.0.0.1", "--master-port", port,
              "-m", "isonorm.lab.cli", *command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for node in "01"
     ]  # fmt: skip
     try:
-        outputs = [launcher.communicate(timeout=200)[0] for launcher in launchers]
+        outputs = ["\n".join(launcher.communicate(timeout=200)) for launcher in launchers]
     finally:
         for launcher in launchers:
             launcher.kill()

@@ -17,12 +17,16 @@ import torch
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
-from isonorm.lab import figures, records, reproduce, run_files
+from isonorm.lab import records, reproduce, run_files
 from isonorm.lab.cli import app
 from isonorm.lab.recipes import all_recipes
+from tests.lab import struck
 from tests.lab.run_folders import curves, weights
+from tests.processes import call
 
 TWO_EPOCHS = "dbn2018-table2"  # four trainings of two epochs at quick scale
+
+pytestmark = pytest.mark.usefixtures("nothing_is_drawn")
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +36,6 @@ def files(tmp_path_factory, official) -> Path:
     official.mnist(folder, train=60, test=20)
     official.faces(folder, "pie")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_drawn(monkeypatch):
-    """It would take longer than everything else."""
-    monkeypatch.setattr(figures, "save", lambda *arguments: [])
 
 
 def words(files: Path, out: Path, *more: str, recipe: str = TWO_EPOCHS) -> list[str]:
@@ -59,37 +57,15 @@ def whole(files, tmp_path_factory) -> Path:
     return folder
 
 
-# Kills the process itself, without warning, when the third training has saved its first epoch.
-KILLED = """
-import os, signal
-from isonorm.lab import checkpoints, cli, experiment
-experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
-save, calls = checkpoints.save, 0
-
-def save_then_die(path, *arguments, **options):
-    global calls
-    save(path, *arguments, **options)
-    calls += path.name.startswith("03-")
-    if calls == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-checkpoints.save = save_then_die
-cli.app()
-"""
-
-
 def test_killed_and_resumed_it_ends_with_the_same_weights_and_curves(whole, files, tmp_path):
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *words(files, tmp_path)],
-        capture_output=True,
-        timeout=100,
-    )
-    assert killed.returncode == -signal.SIGKILL
+    saved = "03-seed0-checkpoint.safetensors"  # the first epoch of the third training
+    code, *said = call(struck.run_and_be_killed, saved, words(files, tmp_path))
+    assert code == -signal.SIGKILL, said
     (folder,) = tmp_path.iterdir()
     content = json.loads((folder / "result.json").read_text())
     assert content["status"] == "running" and len(content["runs"]) == 2
     (checkpoint,) = folder.glob("*checkpoint*")
-    assert checkpoint.name == "03-seed0-checkpoint.safetensors"
+    assert checkpoint.name == saved
 
     resumed = isonorm_command("run", "--resume", str(folder))
     assert resumed.exit_code == 0, resumed.output
