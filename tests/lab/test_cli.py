@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import isonorm
@@ -31,6 +32,16 @@ def test_norms_can_be_narrowed_by_a_pattern():
     assert [name for name in names if name] == isonorm.list_norms("*whiten*")
     nothing = isonorm_command("norms", "zzz")
     assert nothing.exit_code == 2 and "no name matches 'zzz'" in nothing.stderr
+
+
+def test_help_shows_every_word_that_is_written_for_it():
+    """Markup would take stars and comments for its own."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "1000"})
+        shown = " ".join(result.stdout.replace("│", " ").split())
+        helps = [option.help for option in command.params if getattr(option, "help", None)]
+        for text in (command.help.split("\n\n")[0], *helps):
+            assert " ".join(text.split()) in shown
 
 
 WITHOUT_LAB = """

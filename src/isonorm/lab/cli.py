@@ -33,7 +33,7 @@ app = typer.Typer(
     help="Compare normalizations of deep networks.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
 

@@ -47,7 +47,8 @@ def report(
         typer.Option(
             "--readme",
             metavar="FILE",
-            help=f"Write only the table of results between {readme.BEGIN} and {readme.END} here.",
+            help="Write the table of results alone, between the comments 'results' and "
+            "'/results' of this file.",
         ),
     ] = None,
 ) -> None:
