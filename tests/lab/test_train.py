@@ -196,7 +196,7 @@ def test_a_checkpoint_of_a_channels_last_model_is_loaded_into_its_own_order(opti
         steps.step()
     assert model[0].weight.stride() == (27, 1, 9, 3)
     checkpoints.save(tmp_path / "checkpoint", model, steps, {})
-    checkpoints.save_weights(tmp_path / "weights", model)
+    checkpoints.save_weights(tmp_path / "weights", model, {})
 
     other, others_steps = make()
     checkpoints.load(tmp_path / "checkpoint", other, others_steps)

@@ -54,12 +54,14 @@ def save(
         temporary.write_bytes(content)
 
 
-def save_weights(path: Path, model: nn.Module) -> None:
-    """The model's state alone, to be read with ``safetensors.torch.load_file``."""
+def save_weights(path: Path, model: nn.Module, notes: Mapping[str, str]) -> None:
+    """The model's state alone, to be read with ``safetensors.torch.load_file``; the notes are the
+    file's metadata.
+    """
     tensors: dict[str, Tensor] = {}
     _take_out(model.state_dict(), "", tensors)
     with whole_file(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors))
+        temporary.write_bytes(safetensors.torch.save(tensors, {"format": "pt", **notes}))
 
 
 def load(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

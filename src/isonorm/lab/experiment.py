@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import isonorm
+
 from . import checkpoints
 from .claims import Verdict, judge, measure
 from .comparison import Comparison, count
@@ -225,5 +227,11 @@ def do(
         on_epoch=on_epoch,
     )
     if experiment.keep_weights and fabric.is_global_zero:
-        checkpoints.save_weights(folder / f"{trial.stem(recipe)}.safetensors", model)
+        notes = {
+            "run": recipe.name,
+            "training of": trial.label(recipe),
+            **configuration.describe(),
+            "isonorm": isonorm.__version__,
+        }
+        checkpoints.save_weights(folder / f"{trial.stem(recipe)}.safetensors", model, notes)
     return result

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from typer.testing import CliRunner, Result
 
 from isonorm.lab import experiment as experiments
 from isonorm.lab import records, reproduce, run_files
 from isonorm.lab.cli import app
-from isonorm.lab.recipes import all_recipes
+from isonorm.lab.recipes import all_recipes, find_recipe
 from tests.lab import struck
 from tests.lab.run_folders import curves, weights
 from tests.processes import call
@@ -55,6 +56,17 @@ def whole(files, tmp_path_factory) -> Path:
     assert ran.exit_code == 0, ran.output
     (folder,) = out.iterdir()
     return folder
+
+
+def test_weights_say_which_training_made_them(whole):
+    recipe = find_recipe(TWO_EPOCHS).shrunk()
+    for number, configuration in enumerate(recipe.configurations, 1):
+        file = whole / f"{number:02}-seed0.safetensors"
+        with safe_open(str(file), framework="pt") as opened:
+            notes = opened.metadata()
+        assert notes["run"] == TWO_EPOCHS
+        assert notes["training of"] == f"{configuration.name}, seed 0"
+        assert notes["norm"] == configuration.norm
 
 
 def test_killed_and_resumed_it_ends_with_the_same_weights_and_curves(whole, files, tmp_path):
