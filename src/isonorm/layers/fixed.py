@@ -107,7 +107,7 @@ def _groupwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
     if x.dim() == 2:
         by_group = x.unflatten(1, (groups, size)).transpose(0, 1)
-        matrices = weight.view(groups, size, size).mT
+        matrices = weight.view(groups, size, size).transpose(1, 2)  # mT: not in older ONNX exports
         y = torch.baddbmm(bias.view(groups, 1, size), by_group, matrices)
         return y.transpose(0, 1).flatten(1)
     if x.dim() not in _CONVOLUTIONS:
