@@ -104,8 +104,10 @@ def check_count(x: Tensor, plan: Plan, statistics: Statistics | None) -> None:
         return
     _, _, _, m = plan.problem_shapes(*areas.flat_shape(x))[0]
     if m == 1:
+        advice = "use a larger input"
+        if plan.area.spans_batch:
+            advice = "use a larger batch (DataLoader's drop_last=True leaves out a last one of 1)"
         raise ValueError(
             "expected more than one value to normalize together; got one, with area "
-            f"{plan.area!r} and input "
-            f"(N, C, positions) = {areas.flat_shape(x)}: use a larger input."
+            f"{plan.area!r} and input (N, C, positions) = {areas.flat_shape(x)}: {advice}."
         )

@@ -248,7 +248,8 @@ def _product(matrix: Tensor, view: Tensor, has_positions: bool) -> Tensor:
     """A (K, c, c) matrix with the channels of an (N, K, c, S) view."""
     if has_positions:
         return matrix @ view
-    columns = view.squeeze(-1).transpose(0, 1) @ matrix.mT  # one product, not one per example
+    # One product, not one per example; transpose, as the older exporter to ONNX does not know mT.
+    columns = view.squeeze(-1).transpose(0, 1) @ matrix.transpose(1, 2)
     return columns.transpose(0, 1).unsqueeze(-1)
 
 

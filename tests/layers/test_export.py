@@ -9,7 +9,14 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from tests.exporting import LINEAR_ALGEBRA, LOOPS_AND_ROOTS, operators, run_in_onnx, traced
+from tests.exporting import (
+    LINEAR_ALGEBRA,
+    LOOPS_AND_ROOTS,
+    operators,
+    run_in_onnx,
+    run_in_onnx_by_torchscript,
+    traced,
+)
 
 
 def network(case, draw):
@@ -79,3 +86,13 @@ def test_onnx(cases, name, draw, tmp_path):
 @pytest.mark.slow
 def test_onnx_within_an_example(cases, draw, tmp_path):
     run_in_onnx(network(cases["groupnorm"], draw), torch.randn(4, 3, 5, 6), tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(4, 12), (4, 12, 5, 6)], ids=str)
+@pytest.mark.parametrize("fuse", [False, True], ids=["layer", "fused"])
+@pytest.mark.parametrize("name", ["iternorm", "dbn", "batchgroupnorm", "whiten-coloring"])
+def test_onnx_by_torchscript(cases, name, fuse, shape, draw, tmp_path):
+    layer = cases[name].make(act="relu")
+    layer(draw(64, *shape[1:]))
+    layer.eval()
+    run_in_onnx_by_torchscript(layer.fuse() if fuse else layer, torch.randn(shape), tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -247,6 +248,26 @@ def test_statistics_of_a_16_bit_checkpoint_are_widened(make):
     assert layer.weight.dtype == torch.bfloat16
     floating = [buffer for buffer in layer.buffers() if buffer.is_floating_point()]
     assert floating and all(buffer.dtype == torch.float32 for buffer in floating)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_state_of_another_norm_is_not_loaded_in_silence(strict):
+    """Without strict, γ of one norm would meet the W of another; load_checkpoint converts both."""
+    theirs = nn.Sequential(nn.Linear(3, 12), nn.BatchNorm1d(12))
+    theirs(torch.randn(32, 3))
+    state, x = theirs.eval().state_dict(), torch.randn(5, 3)
+    ours = nn.Sequential(nn.Linear(3, 12), isonorm.IterNorm(12)).eval()
+    refused = pytest.raises(RuntimeError, match="running_var") if strict else nullcontext()
+    with pytest.warns(UserWarning, match=r"isonorm\.load_checkpoint\(model, state_dict\)"), refused:
+        ours.load_state_dict(state, strict=strict)
+    isonorm.load_checkpoint(ours, state)  # without a warning, which would be an error here
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_parts_of_a_state_load_as_ever():
+    layer = isonorm.IterNorm(12)
+    layer.load_state_dict({"weight": torch.full((12,), 2.0)}, strict=False)
+    assert torch.equal(layer.weight, torch.full((12,), 2.0))
 
 
 def test_statistics_follow_torchs_default_dtype():

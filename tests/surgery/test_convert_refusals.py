@@ -103,7 +103,7 @@ def test_what_is_no_target_is_refused_before_anything_changes(to, error, words):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_wrapped_and_scripted_models_are_refused(monkeypatch):
-    with pytest.raises(TypeError, match="change it, then script it"):
+    with pytest.raises(TypeError, match=r"made from, then trace that with torch\.jit\.trace"):
         isonorm.convert(torch.jit.script(nn.Sequential(nn.BatchNorm2d(3))), "iternorm")
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Residual)
     with pytest.raises(TypeError, match="change the model first, then wrap it"):

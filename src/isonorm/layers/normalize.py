@@ -20,6 +20,7 @@ from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..recovery import resolve as resolve_recovery
 from ..scalars import plain
+from ..symbolic import one_call
 from . import fast_path
 from .fixed import FixedMap
 from .running import RunningTransform
@@ -152,9 +153,8 @@ class Normalize(RunningTransform):
         """The normalized input, in its dtype and memory format; a residual is added before the
         activation. A tracer of torch.fx sees one call, as of torch's own norms.
         """
-        if isinstance(x, Proxy) and (path := x.tracer.path_of_module(self)):  # type: ignore[attr-defined]
-            inputs = (x,) if residual is None else (x, residual)
-            return x.tracer.create_proxy("call_module", path, inputs, {})  # type: ignore[return-value]
+        if isinstance(x, Proxy) and (call := one_call(self, x, residual)) is not None:
+            return call
         self._check_channels(x)
         if self.uses_running_statistics:
             return functional.apply_transform(

@@ -9,6 +9,7 @@ parameters are not part of it: they may be trained in eval, with statistics froz
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
@@ -277,6 +278,20 @@ class RunningTransform(WideBuffers):
         told = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if told is not None and self.root_in_eval is not None:
             told["root_in_eval"] = self.root_in_eval
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        """Loads like any module, and says what ``strict=False`` would keep silent about: γ of one
+        norm with the W of another.
+        """
+        missing = self.running_mean is not None and prefix + self._running_name not in state_dict
+        if missing and prefix + "running_mean" in state_dict:
+            warnings.warn(
+                f"the state dict is of other norms: it has a running_mean, but no "
+                f"{self._running_name} for it. In eval the model would be another function: load "
+                "it with isonorm.load_checkpoint(model, state_dict) instead.",
+                stacklevel=2,
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict:
         # Copies and pickles count their buffers' versions anew.

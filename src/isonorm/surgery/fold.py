@@ -52,7 +52,10 @@ def fold(model: Model) -> Model:
     """
     check_module(model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("a scripted model cannot be folded: fold it, then script it.")
+        raise TypeError(
+            "a scripted model cannot be folded: fold the one it was made from, then trace that "
+            "with torch.jit.trace."
+        )
     model = unwrapped(model)  # type: ignore[assignment]
     if isinstance(model, AveragedModel):
         model = unwrapped(model.module)  # type: ignore[assignment]

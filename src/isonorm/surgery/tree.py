@@ -74,7 +74,10 @@ def check_changeable(model: nn.Module) -> None:
     check_module(model)
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise TypeError("a scripted model cannot be changed: change it, then script it.")
+            raise TypeError(
+                "a scripted model cannot be changed: change the one it was made from, then trace "
+                "that with torch.jit.trace."
+            )
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise TypeError(
                 "DistributedDataParallel keeps a list of the buffers it was made with: change the "

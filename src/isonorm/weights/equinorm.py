@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..layers.buffers import check_dtype
 from ..scalars import plain
+from ..symbolic import one_call
 from .state import EquilibriumState
 
 
@@ -89,8 +90,8 @@ class _EquiConv(EquilibriumState, _ConvNd):
         """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium; one call to a
         tracer of torch.fx, as torch's own convolutions are.
         """
-        if isinstance(x, Proxy) and (y := self._one_call(x)) is not None:
-            return y
+        if isinstance(x, Proxy) and (call := one_call(self, x)) is not None:
+            return call
         self._check_input(x)
         batch = x if x.dim() == len(self._positions) + 2 else x.unsqueeze(0)
         v, r, seen = self._measure(batch, 1, self._r_of_an_instance(batch.shape[2:]))
@@ -229,8 +230,8 @@ class EquiLinear(EquilibriumState, _Kernel):
         """The linear map of (N, *, in_features), or of one instance (in_features,); one call to a
         tracer of torch.fx.
         """
-        if isinstance(x, Proxy) and (y := self._one_call(x)) is not None:
-            return y
+        if isinstance(x, Proxy) and (call := one_call(self, x)) is not None:
+            return call
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(
                 f"EquiLinear expected input (N, *, {self.in_features}) with {self.in_features} "

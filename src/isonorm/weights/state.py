@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..checks import check_no_transform
@@ -150,11 +149,6 @@ class EquilibriumState(WideBuffers):
             return
         if isinstance(seen, Tensor) or seen:
             average_sums(v, r, seen, self.momentum, running, tracked)
-
-    def _one_call(self, x: Proxy) -> Tensor | None:
-        """This layer in the graph of a tracer; None where it is itself what is traced."""
-        path = x.tracer.path_of_module(self)  # type: ignore[attr-defined]
-        return x.tracer.create_proxy("call_module", path, (x,), {}) if path else None  # type: ignore[return-value]
 
     def inference_map(self) -> tuple[Tensor, Tensor | None]:
         """(kernel, bias) of the plain layer that this one is in eval; differentiable in its
