@@ -85,6 +85,11 @@ def register_norm(layer: type[Layer], *, paper: str = "") -> type[Layer]:
     return layer
 
 
+def has(layer: type[nn.Module]) -> bool:
+    """Whether a class has a name here."""
+    return any(entry.layer is layer for entry in REGISTRY.values())
+
+
 def find(name: str) -> Entry:
     """The entry of that name, however it is capitalized."""
     entry = REGISTRY.get(name.lower()) if isinstance(name, str) else None
