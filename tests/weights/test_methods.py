@@ -96,7 +96,7 @@ def test_the_symmetric_roots_give_the_nearest_orthogonal_matrix(method, shape):
 
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4)])
 def test_newton_is_oni(shape):
-    """Huang et al. 2020, Algorithm 2: V/√‖VVᵀ‖_F, B ← ½(3B − B³·VVᵀ), W = B·V, and its scale."""
+    """Huang et al. 2020: V/√‖VVᵀ‖_F, B ← ½(3B − B³·VVᵀ), W = B·V, and its scale."""
     module = weights.orthogonal(
         nn.Linear(shape[1], shape[0]).double(), method="newton", num_iters=3, scale=2**0.5
     )

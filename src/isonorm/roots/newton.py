@@ -25,8 +25,8 @@ class Newton(recurrence.Recurrence):
 
 
 class BoundedNewton(Newton):
-    """The same steps on Σ/‖Σ‖_F, whose eigenvalues are larger: ONI's bound, "more compact" than the
-    trace (Huang et al. 2020, Algorithm 2).
+    """The same steps on Σ/‖Σ‖_F, whose eigenvalues are larger: ONI's bound, tighter than the
+    trace (Huang et al., Controllable Orthogonalization in Training DNNs, CVPR 2020).
     """
 
     scale = staticmethod(recurrence.frobenius)
