@@ -58,6 +58,7 @@ def test_device_and_dtype_reach_every_layer(name):
     "name, hint",
     [
         ("iternrom", "did you mean 'iternorm'?"),
+        ("bn", "did you mean 'batchnorm'?"),
         ("xyz", "iternorm, dbn, batchnorm"),
         (3, "iternorm"),
     ],

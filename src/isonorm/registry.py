@@ -51,6 +51,10 @@ _ENTRIES = (
 REGISTRY: dict[str, Entry] = {entry.layer.__name__.lower(): entry for entry in _ENTRIES}
 
 
+#: What the literature calls some of them, for short.
+ALIASES = {"bn": "batchnorm", "ln": "layernorm", "gn": "groupnorm"}
+
+
 def create_norm(name: str, num_features: int, **options: Any) -> nn.Module:
     """A normalization layer by name.
 
@@ -85,11 +89,17 @@ def register_norm(layer: type[Layer], *, paper: str = "") -> type[Layer]:
     return layer
 
 
+def has(layer: type[nn.Module]) -> bool:
+    """Whether a class has a name here."""
+    return any(entry.layer is layer for entry in REGISTRY.values())
+
+
 def find(name: str) -> Entry:
     """The entry of that name, however it is capitalized."""
     entry = REGISTRY.get(name.lower()) if isinstance(name, str) else None
     if entry is None:
-        near = get_close_matches(str(name).lower(), REGISTRY, n=1)
+        short = ALIASES.get(str(name).lower())
+        near = [short] if short else get_close_matches(str(name).lower(), REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(REGISTRY)}."
         raise ValueError(f"there is no normalization called {name!r}; {hint}")
     return entry

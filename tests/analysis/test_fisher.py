@@ -185,3 +185,22 @@ def test_the_first_of_several_outputs_counts():
     model, x = mlp("layernorm"), torch.randn(6, 5, dtype=torch.float64)
     found = jacobian_singular_values(lambda x: (model(x), x), x)
     assert torch.allclose(found, jacobian_singular_values(model, x))
+
+
+def test_one_output_for_each_example_is_a_gradient():
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = jacobian_singular_values(lambda x: x.square().sum(1), x)
+    assert torch.allclose(found, 2 * x.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "words"),
+    [
+        (nn.Linear(3, 2), torch.randn(3), r"got \(3,\): pass one example as x\[None\]"),
+        (lambda x: x.square().sum(), torch.randn(4, 3), r"each of the 4 examples.*got \(\)"),
+    ],
+    ids=["no batch", "a loss"],
+)
+def test_jacobians_of_what_is_not_a_batch_are_refused(function, x, words):
+    with pytest.raises(ValueError, match=words):
+        jacobian_singular_values(function, x)

@@ -96,14 +96,14 @@ def test_the_symmetric_roots_give_the_nearest_orthogonal_matrix(method, shape):
 
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4)])
 def test_newton_is_oni(shape):
-    """Huang et al. 2020: V/‖V‖_F, B ← ½(3B − B³·VVᵀ), W = B·V, and its scale."""
+    """Huang et al. 2020: V/√‖VVᵀ‖_F, B ← ½(3B − B³·VVᵀ), W = B·V, and its scale."""
     module = weights.orthogonal(
         nn.Linear(shape[1], shape[0]).double(), method="newton", num_iters=3, scale=2**0.5
     )
     proxy = torch.randn(shape, dtype=torch.float64)
     module.parametrizations.weight.original.data.copy_(proxy)
     v = proxy if shape[0] < shape[1] else proxy.T
-    v = v / v.norm()
+    v = v / (v @ v.T).norm().sqrt()
     b = torch.eye(4, dtype=torch.float64)
     for _ in range(3):
         b = 0.5 * (3 * b - b @ b @ b @ v @ v.T)

@@ -70,8 +70,8 @@ def curvature_operator(
     train: bool = True,
     seed: int = 0,
 ) -> Iterator[CurvatureOperator]:
-    """The curvature of the loss, averaged over (inputs, targets) batches, as hessian-eigenthings'
-    operator, for the length of a ``with`` block.
+    """The curvature of the loss, averaged over (inputs, targets) batches, large and small ones
+    alike, as hessian-eigenthings' operator, for the length of a ``with`` block.
 
     Args:
         batches: a sequence or loader, read anew for every product: it must give the same batches

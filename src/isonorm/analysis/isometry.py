@@ -35,12 +35,25 @@ def jacobian_singular_values(
     The model runs in its present mode, on a copy that speaks to no other rank, by
     ``torch.func.jacrev``, which takes ``chunk_size`` outputs at a time.
     """
+    if x.dim() < 2 or not len(x):
+        raise ValueError(
+            f"expected a batch of examples, (N, …) of 2 or more dimensions; got {tuple(x.shape)}: "
+            "pass one example as x[None]."
+        )
     function: Any = model
     if isinstance(model, nn.Module):
         function = copy_to_try(model).requires_grad_(False)
-    jacobian = torch.func.jacrev(
-        lambda x: tensor_of(function(x)).flatten(1), chunk_size=chunk_size
-    )(x)  # (N, outputs, N, …)  # fmt: skip
+
+    def outputs_of(x: Tensor) -> Tensor:
+        y = tensor_of(function(x))
+        if y.dim() == 0 or len(y) != len(x):
+            raise ValueError(
+                f"expected outputs for each of the {len(x)} examples, (N, …); got "
+                f"{tuple(y.shape)}: leave out what joins examples, such as a loss."
+            )
+        return y.reshape(len(x), -1)
+
+    jacobian = torch.func.jacrev(outputs_of, chunk_size=chunk_size)(x)  # (N, outputs, N, …)
     jacobian = wide(jacobian.detach().flatten(3))
     if per_example:
         n = torch.arange(len(x), device=x.device)

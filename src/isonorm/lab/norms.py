@@ -9,14 +9,10 @@ from typing import Any
 from torch import nn
 
 import isonorm
+from isonorm import registry
 
 PLAIN = "plain"
-ALIASES = {
-    "none": PLAIN,
-    "bn": "batchnorm",
-    "ln": "layernorm",
-    "gn": "groupnorm",
-}
+ALIASES = {"none": PLAIN, **registry.ALIASES}
 
 #: Makes the normalization of a layer from its width.
 NormFactory = Callable[[int], nn.Module]

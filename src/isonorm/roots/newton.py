@@ -24,6 +24,15 @@ class Newton(recurrence.Recurrence):
         self.steps = (recurrence.NEWTON,) * num_iters
 
 
+class BoundedNewton(Newton):
+    """The same steps on Σ/‖Σ‖_F, whose eigenvalues are larger: ONI's bound, tighter than the
+    trace (Huang et al., Controllable Orthogonalization in Training DNNs, CVPR 2020).
+    """
+
+    scale = staticmethod(recurrence.frobenius)
+    minus_scale_gradient = staticmethod(recurrence.minus_frobenius_gradient)
+
+
 def reference(sigma: Tensor, num_iters: int) -> Tensor:
     """Algorithm 1, lines 7–12, letter by letter: what the coupled form is judged by."""
     tr = recurrence.trace(sigma)

@@ -15,8 +15,8 @@ from ..synchronization import resolve_group
 from .activations import Fusion, following
 from .pairs import convert_pairs
 from .report import Change, Conversion, Left, Refused, is_same, short
-from .sources import Source, place_at, read
-from .transplant import FUSIBLE, Graft, graft
+from .sources import Source, as_target, place_at, read
+from .transplant import FUSIBLE, Graft, acts, graft
 from .tree import Changes, Hung, Sharing
 from .warmstart import warm_start
 from .where import Where, norms_of, select
@@ -169,7 +169,7 @@ def _successor(hung: Hung, source: Source, make: Make, fuse_act: bool, model: nn
         norm = make(module, source)
         if not isinstance(norm, nn.Module):
             raise TypeError(f"the factory must return a torch.nn.Module; got {norm!r}.")
-        if type(module) is type(norm) and _parts(source.norm) == _parts(read(norm).norm):
+        if type(module) is type(norm) and _is_already(source.norm, as_target(norm)):
             raise Refused("it is already that")
         norm.to(**place_at(hung, model))
         made = graft(module, source, norm, fuse_act=fuse_act)
@@ -180,8 +180,25 @@ def _successor(hung: Hung, source: Source, make: Make, fuse_act: bool, model: nn
     return made
 
 
-def _parts(layer: Normalize) -> tuple:
-    return layer.area, layer.operation, type(layer.recovery), layer.running
+def _is_already(old: Normalize, new: Normalize) -> bool:
+    """Whether a new layer would bring nothing that the old one has not. What the old one lacks or
+    has beyond that stays with it: a layer without γ is not given one that could not learn.
+    """
+
+    def parts(layer: Normalize) -> tuple:
+        return layer.area, layer.operation, type(layer.recovery), layer.running
+
+    dropped = [
+        having(new) is None and having(old) is not None
+        for having in (lambda n: n.recovery.gain, lambda n: n.bias, lambda n: n.running_mean)
+    ]
+    return (
+        parts(old) == parts(new)
+        and not any(dropped)
+        and acts(new) in ("", acts(old))
+        and new.process_group in ("", old.process_group)
+        and new.check_finite <= old.check_finite
+    )
 
 
 def _origin(module: nn.Module) -> Factory:

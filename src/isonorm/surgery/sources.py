@@ -15,6 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from .. import area as areas
+from .. import registry
 from ..layers import Normalize
 from .maps import drop_and_act, has_forward_of, is_lazy, own_forward
 from .report import Refused
@@ -44,7 +45,7 @@ def channels_of(norm: nn.Module) -> int | None:
 
 def looks_like_a_norm(module: nn.Module) -> bool:
     """Whether a report should mention a module, be it converted or not."""
-    if isinstance(module, Normalize | CHANNEL_NORMS | nn.LayerNorm):
+    if isinstance(module, Normalize | CHANNEL_NORMS | nn.LayerNorm) or registry.has(type(module)):
         return True
     return "norm" in type(module).__name__.lower() and next(module.children(), None) is None
 
@@ -61,14 +62,33 @@ def read(module: nn.Module) -> Source:
         return Source(module)
     if isinstance(module, nn.LayerNorm):
         raise Refused(_why_no_layer_norm(module))
+    _check_readable(module)
+    drop, act = _children_behind(module)
+    return Source(_as_normalize(module), drop, act)
+
+
+def _check_readable(module: nn.Module) -> None:
     if is_lazy(module):
         raise Refused("it is lazy: pass a batch through the model first, so that it has channels")
     if not isinstance(module, CHANNEL_NORMS):
         raise Refused(f"{type(module).__name__} is not a norm that can be read")
     if is_parametrized(module):
         raise Refused("its parameters are parametrized: remove the parametrizations first")
-    drop, act = _children_behind(module)
-    return Source(_as_normalize(module), drop, act)
+
+
+def as_target(norm: Any) -> Normalize:
+    """A new norm in this package's terms: its state, whatever a forward of its own makes of it."""
+    if isinstance(norm, Normalize):
+        return norm
+    _check_readable(norm)
+    return _as_normalize(norm)
+
+
+def plain_forward(norm: nn.Module) -> bool:
+    """Whether a norm computes what isonorm's or torch's class of it does, and nothing else."""
+    return has_forward_of(
+        norm, Normalize, _BatchNorm, nn.SyncBatchNorm, _InstanceNorm, nn.GroupNorm
+    )
 
 
 def _why_no_layer_norm(module: nn.LayerNorm) -> str:
@@ -79,7 +99,7 @@ def _why_no_layer_norm(module: nn.LayerNorm) -> str:
 
 def _children_behind(module: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
     """(drop, act) of timm's norm-and-activation layers; nothing behind torch's own."""
-    if has_forward_of(module, _BatchNorm, nn.SyncBatchNorm, _InstanceNorm, nn.GroupNorm):
+    if plain_forward(module):
         return None, None
     return drop_and_act(module)
 

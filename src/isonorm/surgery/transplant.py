@@ -11,8 +11,9 @@ from .. import checks
 from ..activation import MODULES, as_module
 from ..layers import Normalize
 from .freezing import freeze_one, is_frozen
+from .maps import own_forward
 from .report import Refused
-from .sources import CHANNEL_NORMS, CHANNELS_LAST, Source, channels_of, read
+from .sources import CHANNEL_NORMS, CHANNELS_LAST, Source, as_target, channels_of, plain_forward
 from .tree import KeepsKeys
 from .warmstart import Start, warm_start
 
@@ -47,11 +48,16 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
     """
     _check_layout(source.norm, norm)
     drop, act = source.drop, source.act
-    if source.norm.act not in (None, "identity"):
-        if isinstance(norm, Normalize):
-            norm.act = source.norm.act
+    asked, kept = (acts(layer) for layer in (norm, source.norm))
+    new_act = ""
+    if kept:
+        if not isinstance(norm, Normalize):
+            act = as_module(kept)
         else:
-            act = as_module(source.norm.act)
+            norm.act = kept
+            new_act = f"act={asked!r} became {kept!r}, as it was" if asked not in ("", kept) else ""
+    elif asked:
+        new_act = f"it applies {asked} now"
     elif fuse_act and isinstance(norm, Normalize) and fusible(act) and does_nothing(drop):
         assert act is not None
         norm.act, drop, act = FUSIBLE[type(act)], None, None
@@ -60,11 +66,14 @@ def graft(module: nn.Module, source: Source, norm: nn.Module, *, fuse_act: bool 
         start = Start(_affine_of(source.norm, norm), None, "nothing is known of its statistics")
     else:
         overridden = _take_options(source.norm, norm)
-        new = read(norm).norm
+        new = as_target(norm)
         start = warm_start(source.norm, new)
         if not all(value.isfinite().all() for value in start.values.values() if not value.is_meta):
             raise Refused("its parameters or statistics are not finite")
-        start = start._replace(note="; ".join(filter(None, (start.note, overridden))))
+        own = "" if plain_forward(norm) else own_forward(norm)
+        note = "; ".join(filter(None, (own, start.note, new_act, overridden)))
+        compared = not own and (kept or not asked)
+        start = start._replace(note=note, deviation=start.deviation if compared else None)
         _write_back(new, norm)
     writes = _share_parameters(source.norm, norm, start.values)
 
@@ -88,6 +97,12 @@ def _check_layout(old: Normalize, norm: nn.Module) -> None:
         )
 
 
+def acts(norm: nn.Module) -> str:
+    """The activation that one of this package's layers applies, or nothing."""
+    act = norm.act if isinstance(norm, Normalize) else None
+    return "" if act in (None, "identity") else act
+
+
 def fusible(act: nn.Module | None) -> bool:
     return act is not None and type(act) in FUSIBLE and not has_any_hooks(act)
 
@@ -107,7 +122,7 @@ def _take_options(old: Normalize, norm: Any) -> str:
         setattr(norm, name, carried)
 
     take("eps", 1e-5)
-    if old.area.spans_batch and read(norm).norm.area.spans_batch:
+    if old.area.spans_batch and as_target(norm).area.spans_batch:
         take("momentum", 0.1)
         if old.running_mean is None:
             norm.track_running_stats = False

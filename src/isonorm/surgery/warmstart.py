@@ -80,7 +80,8 @@ def _same_recovery(old: Normalize, new: Normalize) -> Start:
     if not new.area.spans_batch:
         note = "each example by its own statistics, which has no warm start"
     elif new.running_mean is None:
-        note = "without running statistics, eval normalizes by the batch, as it did"
+        as_before = ", as it did" if old.area.spans_batch and old.running_mean is None else ""
+        note = f"without running statistics, eval normalizes by the batch{as_before}"
     else:
         note = f"{old.area!r} kept no statistics to start from: recalibrate, or train"
     return Start(values, None, note)
