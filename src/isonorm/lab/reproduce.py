@@ -29,13 +29,13 @@ def recipes(
     numbers.
     """
     console = console_for_results()
-    if name:
-        try:
+    try:
+        if name:
             print_recipe(console, find_any(name))
-        except ValueError as error:
-            fail(str(error), code=2)
-        return
-    console.print(recipes_table(all_recipes().values()))
+        else:
+            console.print(recipes_table(all_recipes().values()))
+    except ValueError as error:
+        fail(str(error), code=2)
 
 
 def run(
