@@ -109,7 +109,7 @@ class Ledger:
     benchmarks: dict[str, dict[str, Any]]
 
     def papers(self) -> Iterator[Paper]:
-        """The papers, then those that the list does not know yet, by what their recipes call them."""
+        """The papers, then by its recipes' word for it each that the list does not know yet."""
         yield from PAPERS
         keys = dict.fromkeys(
             entry.name.partition("-")[0]

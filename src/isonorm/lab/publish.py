@@ -47,7 +47,8 @@ def report(
         typer.Option(
             "--readme",
             metavar="FILE",
-            help=f"Write only the table of results between {readme.BEGIN} and {readme.END} here.",
+            help="Write only the table of results, into this file between "
+            f"`{readme.BEGIN}` and `{readme.END}`.",
         ),
     ] = None,
 ) -> None:

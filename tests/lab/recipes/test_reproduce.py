@@ -217,6 +217,7 @@ def test_check_says_how_much_of_an_unfinished_run_there_is(files, tmp_path):
         (["run", "dbn2018-table1", "--precision", "int8"], "precision must be one of float32"),
         (["run", "dbn2018-table1", "--compile", "maybe"], "compile must be one of no, yes, graphs"),
         (["run", "dbn2018-table1", "--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["run", "dbn2018-table1", "--device", "cpu:3"], "(a CPU has no number): choose cpu"),
         (["run", "dbn2018-table1", "--strategy", "fsdp"], "on a CPU choose ddp"),
         (["run", "dbn2018-table1", "--only", "Res"], "matches 'Res': there are Baseline, Res-20;"),
         (["run", "dbn2018-table1", "--devices", "3"], "3 processes cannot share equally"),
