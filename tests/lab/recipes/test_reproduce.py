@@ -279,6 +279,10 @@ def test_a_changed_recipe_is_not_resumed(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "find_recipe", lambda name: other)
     answered = isonorm_command("run", "--resume", str(whole))
     assert answered.exit_code == 2 and "is defined otherwise now" in answered.stderr
+    checked = isonorm_command("check", str(whole))
+    first, *verdicts = checked.output.splitlines()
+    assert checked.exit_code == 0 and first.endswith("and the verdicts are those of then:")
+    assert len(verdicts) == len(recipe.claims) and all("against" in line for line in verdicts)
 
 
 def test_a_damaged_run_is_one_sentence(whole, tmp_path):
@@ -291,6 +295,7 @@ def test_a_damaged_run_is_one_sentence(whole, tmp_path):
         answered = isonorm_command("check", str(tmp_path / "run"))
         assert isinstance(answered.exception, SystemExit | None), what
         assert (answered.exit_code == 2) == (answered.stderr.count("\n") == 1), what
+        assert ("there is no whole result.json" in answered.stderr) >= (what == "half")
     shutil.copy(whole / "result.json", tmp_path / "run")
     curves = (whole / "curves.csv").read_text()
     for text in (curves[: len(curves) // 2], "", None):
