@@ -58,7 +58,7 @@ def shown_measures(content: Mapping[str, Any]) -> list[str]:
     measured = [
         key
         for key in dict.fromkeys([*usual, *(key for row in rows for key in row)])
-        if any(_has_number(row.get(key)) for row in rows)
+        if has_number(content, key)
         or (key == "epochs_to_threshold" and key in rows[0])  # that none reached it is a result
     ]
     wanted = [key for key in measured if key in spoken_of or key not in MEASURES]
@@ -90,8 +90,10 @@ def _heading(content: Mapping[str, Any], key: str) -> str:
     return _COMPARED[key][0].format(100 * content["comparison"].get("threshold", 0))
 
 
-def _has_number(found: object) -> bool:
-    return isinstance(found, Mapping) and found.get("mean") is not None
+def has_number(content: Mapping[str, Any], key: str) -> bool:
+    """Whether a configuration has this measure, with one of its seeds at least."""
+    found = [row.get(key) for row in content.get("summary", ())]
+    return any(isinstance(one, Mapping) and one.get("mean") is not None for one in found)
 
 
 def _papers(row: Mapping[str, Any], key: str) -> str:
