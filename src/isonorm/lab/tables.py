@@ -81,6 +81,8 @@ def estimate_text(
     missing = "not reached" if key.startswith("epochs_to") else "–"
     if _diverged(content, row["configuration"]):
         missing = "diverged"
+    elif key == "condition_number" and _looks_at_condition(content, row["configuration"]):
+        missing = "∞"  # which JSON cannot say: the matrix is singular, as with dead features
     return estimate.text(decimals, missing=missing, quartiles=quartiles)
 
 
@@ -104,6 +106,11 @@ def _papers(row: Mapping[str, Any], key: str) -> str:
 def _diverged(content: Mapping[str, Any], configuration: str) -> bool:
     runs = [run for run in content.get("runs", ()) if run.get("name") == configuration]
     return bool(runs) and all(run.get("diverged") for run in runs)
+
+
+def _looks_at_condition(content: Mapping[str, Any], configuration: str) -> bool:
+    trained = [row for row in content.get("trained", ()) if row["configuration"] == configuration]
+    return any("condition_every" in row.get("training", "") for row in trained)
 
 
 def _decimals(key: str, value: float | None) -> int:

@@ -98,6 +98,22 @@ def test_the_caption_names_every_panel():
     assert captions(content) == ["Train loss, test error and condition number by epoch"]
 
 
+def test_an_infinite_condition_number_is_not_one_that_was_not_measured():
+    none, some = estimates(None, None), estimates(12.5, 13.5)
+    content = result(
+        claims=[{"claim": "Better.", "measure": "condition_number", "answer": "holds"}],
+        summary=[
+            {"configuration": name, "condition_number": found}
+            for name, found in (("BN", some), ("plain", none), ("other", none))
+        ],
+        trained=[
+            {"configuration": "plain", "training": "9 epochs, lr 1.0, condition_every 3"},
+            {"configuration": "other", "training": "9 epochs, lr 1.0"},
+        ],
+    )
+    assert rows(Parsed(run.document(content, {})))[1:4] == ["BN13.00 ± 0.71", "plain∞", "other–"]
+
+
 def test_a_run_that_trained_nothing_has_its_own_measures():
     row = {"configuration": "DBN", "milliseconds": estimates(12.5, 13.5)}
     content = {"recipe": "x", "summary": [row], "claims": [], "seeds": 2}
