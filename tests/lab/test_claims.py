@@ -51,7 +51,7 @@ def test_medians_do_not_mind_a_seed_that_diverged(found, make_result):
     assert judge(claim, found).answer == "undecided"  # a mean does
     verdict = judge(claim, found, "median")
     assert str(verdict) == (
-        "holds: Better. (mostly good 12%, the median against bad 21%, the median)"
+        "holds: Better. (mostly good: 12%, the median against bad: 21%, the median)"
     )
     assert judge(Claim("The same.", "good", "good"), found, "median").answer == "undecided"
 
@@ -99,7 +99,7 @@ def test_a_training_that_diverged_is_neither_slow_nor_large_nor_overfitting(
     found["slow"] = [replace(slow, epochs=slow.epochs[2:])] * 2  # 0.6 s an epoch, the median
     found["partly lost"] = [*found["good"], *found["lost"]]
     verdict = judge(Claim("Faster.", "slow", "lost", "seconds_per_epoch"), found, spread)
-    assert verdict.answer == "fails" and "lost 0.15" in verdict.evidence
+    assert verdict.answer == "fails" and "lost: 0.15" in verdict.evidence
     for side in ("lost", "partly lost"):
         for claim in (Claim("More.", "slow", side, "rise_of_test_loss"),
                       Claim("Less.", side, "slow", "rise_of_test_loss")):  # fmt: skip
@@ -109,12 +109,21 @@ def test_a_training_that_diverged_is_neither_slow_nor_large_nor_overfitting(
 
 def test_the_evidence_is_in_the_papers_units(found):
     verdict = judge(Claim("Better.", "good", "bad"), found)
-    assert str(verdict) == "holds: Better. (good 11 ± 1.4% against bad 21 ± 1.4%)"
+    assert str(verdict) == "holds: Better. (good: 11 ± 1.4% against bad: 21 ± 1.4%)"
+
+
+def test_a_spread_of_hundreds_is_a_number_not_a_power(make_result):
+    found = {
+        name: [make_result([value], [0.5]) for value in values]
+        for name, values in {"low": (700.0, 850.0), "high": (1e7, 2e7)}.items()
+    }
+    verdict = judge(Claim("Lower.", "low", "high", "train_loss"), found)
+    assert verdict.evidence == "low: 775 ± 106 against high: 1.5e+07 ± 7.1e+06"
 
 
 def test_the_evidence_says_where_there_is_one_seed(found):
     verdict = judge(Claim("Better.", "alone", "lost"), found, "median")
-    assert str(verdict) == "holds: Better. (alone 15% against lost inf%, one seed)"
+    assert str(verdict) == "holds: Better. (alone: 15% against lost: inf%, one seed)"
     assert judge(Claim("Better.", "alone", 0.3), found).evidence.endswith("30%, one seed")
     assert "one seed" not in judge(Claim("Better.", "alone", "bad"), found).evidence
 

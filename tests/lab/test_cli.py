@@ -118,9 +118,18 @@ def test_a_data_set_is_read_and_described(official, tmp_path):
         (["nmist"], "there is no data set called 'nmist'"),
         (["pie"], "pie was not found in"),
         (["--download"], "--download fetches one data set: name it."),
+        (["--no-verify"], "--no-verify reads one data set: name it."),
     ],
 )
 def test_data_that_is_not_there_is_answered_in_one_sentence(words, sentence, tmp_path):
     result = isonorm_command("data", *words, "--folder", str(tmp_path))
     assert result.exit_code == 2 and result.stdout == ""
     assert sentence in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_files_of_another_checksum_are_read_when_asked_to(tmp_path, official):
+    official.mnist(tmp_path, packed=True)
+    words = ("data", "mnist", "--folder", str(tmp_path))
+    refused = isonorm_command(*words)
+    assert refused.exit_code == 2 and "pass verify=False (--no-verify)" in refused.stderr
+    assert isonorm_command(*words, "--no-verify").exit_code == 0

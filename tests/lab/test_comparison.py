@@ -171,3 +171,8 @@ def test_impossible_settings_are_answered_in_one_sentence(settings, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         Comparison(**settings).recipe()
     assert "\n" not in str(caught.value)
+
+
+def test_one_name_is_not_taken_for_its_letters():
+    with pytest.raises(ValueError, match=r"norms is a tuple of names, .*; got 'bn'\."):
+        Comparison(norms="bn")  # type: ignore[arg-type]

@@ -72,7 +72,9 @@ def test_torch7s_sgd_steps_by_an_average_of_gradients():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"epochs": 0}, "at least one epoch; got 0"),
+        ({"epochs": 0}, "a whole number, at least 1; got 0"),
+        ({"epochs": 2.5}, "a whole number, at least 1; got 2.5"),
+        ({"schedule": "steps"}, r"such as Steps\(\(60, 120\), 0.2\); got 'steps'"),
         ({"optimizer": "sdg"}, "no optimizer called 'sdg': choose from sgd, torch7_sgd, adam"),
     ],
 )

@@ -193,8 +193,10 @@ def _text(side: str | float, name: str, values: Sequence[float], spread: Spread)
     if not isinstance(side, str):
         return f"{numbers[0]:.4g}{unit}"
     if spread == "median" and len(numbers) > 1:
-        return f"{side} {_median(numbers):.4g}{unit}, the median"
-    deviation = (
-        f" ± {stdev(numbers):.2g}" if len(numbers) > 1 and math.isfinite(sum(numbers)) else ""
-    )
-    return f"{side} {mean(numbers):.4g}{deviation}{unit}"
+        return f"{side}: {_median(numbers):.4g}{unit}, the median"
+    deviation = ""
+    if len(numbers) > 1 and math.isfinite(sum(numbers)):
+        spread_out = stdev(numbers)
+        digits = ".0f" if 99.5 <= spread_out < 1e4 else ".2g"
+        deviation = f" ± {spread_out:{digits}}"
+    return f"{side}: {mean(numbers):.4g}{deviation}{unit}"

@@ -16,6 +16,7 @@ try:
     from .compare import compare
     from .comparison import WEIGHT_NORMS
     from .data import listing, load
+    from .options import NoVerify
     from .output import console_for_results, fail
     from .publish import record, report
     from .reproduce import check, recipes, run
@@ -68,16 +69,20 @@ def data(
         ),
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch missing files.")] = False,
+    no_verify: NoVerify = False,
 ) -> None:
     """List the data sets and their files, or read one and say what it holds."""
     console = console_for_results()
     if not name:
         if download:
             fail("--download fetches one data set: name it.", code=2)
+        if no_verify:
+            fail("--no-verify reads one data set: name it.", code=2)
         console.print(listing.overview(folder))
         return
     try:
-        console.print(listing.inspection(load(name, folder, download=download)))
+        found = load(name, folder, download=download, verify=not no_verify)
+        console.print(listing.inspection(found))
     except ValueError as error:
         fail(str(error), code=2)
     except OSError as error:

@@ -64,6 +64,10 @@ class Comparison:
     spread: Spread = "mean"
 
     def __post_init__(self) -> None:
+        if isinstance(self.norms, str):
+            raise ValueError(
+                f"norms is a tuple of names, such as ('bn', 'dbn'); got {self.norms!r}."
+            )
         object.__setattr__(self, "norms", parse_list(",".join(self.norms), WEIGHT_NORMS))
         choose("schedule", self.schedule, tuple(SCHEDULES))
         choose("spread", self.spread, ("mean", "median"))

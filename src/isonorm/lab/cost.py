@@ -13,11 +13,13 @@ from .measuring.words import Measurement
 from .models.registry import CIFAR, FACE, IMAGENET, MNIST
 from .recipe import Configuration, Recipe, trainings
 
-#: Training images, classes and shape of the papers' data sets.
+#: Training images, classes and shape of the data sets.
 SIZES = {
+    "digits": (1_347, 10, (1, 8, 8)),
     "mnist": (60_000, 10, MNIST),
     "cifar10": (50_000, 10, CIFAR),
     "cifar100": (50_000, 100, CIFAR),
+    "svhn": (73_257, 10, CIFAR),
     "svhn_extra": (604_388, 10, CIFAR),
     "yaleb": (1_810, 38, FACE),
     "pie": (8_665, 68, FACE),
@@ -54,7 +56,7 @@ def images_seen(recipe: Recipe | Measurement) -> int:
 
 def work(recipe: Recipe) -> Iterator[Work]:
     """Each configuration's, with the paper's seeds, counted on networks without memory."""
-    available, num_classes, shape = SIZES[recipe.data]
+    available, num_classes, shape = _size(recipe)
     counted: dict[str, tuple[int, int]] = {}
     for configuration in recipe.configurations:
         sizes = {k: v for k, v in configuration.options.items() if not k.endswith("norm")}
@@ -72,5 +74,13 @@ def work(recipe: Recipe) -> Iterator[Work]:
 
 
 def _images_seen(configuration: Configuration, recipe: Recipe) -> int:
-    images = SIZES[recipe.data][0]
-    return images * configuration.plan.epochs * trainings(configuration, recipe.seeds)
+    return _size(recipe)[0] * configuration.plan.epochs * trainings(configuration, recipe.seeds)
+
+
+def _size(recipe: Recipe) -> tuple[int, int, tuple[int, int, int]]:
+    if recipe.data not in SIZES:
+        raise ValueError(
+            f"{recipe.name} trains on {recipe.data!r}, whose size is not known: there are "
+            f"{', '.join(SIZES)}; a new data set is entered in SIZES of lab/cost.py."
+        )
+    return SIZES[recipe.data]

@@ -20,6 +20,8 @@ def resolve_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        if name.startswith("cpu:"):  # torch takes any number, Fabric none
+            raise RuntimeError("a CPU has no number")
         torch.zeros((), device=name).item()
     except (
         RuntimeError,

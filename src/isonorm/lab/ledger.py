@@ -108,6 +108,18 @@ class Ledger:
     entries: dict[str, list[Entry]]  # a recipe and a study may share a name: one figure
     benchmarks: dict[str, dict[str, Any]]
 
+    def papers(self) -> Iterator[Paper]:
+        """The papers, then by its recipes' word for it each that the list does not know yet."""
+        yield from PAPERS
+        keys = dict.fromkeys(
+            entry.name.partition("-")[0]
+            for found in self.entries.values()
+            for entry in found
+            if entry.kind == "recipe"
+        )
+        known = {paper.key for paper in PAPERS}
+        yield from (Paper(key, key, "", "", ()) for key in keys if key not in known)
+
     def of_paper(self, paper: Paper) -> Iterator[tuple[Exhibit, list[Entry]]]:
         """Each exhibit in the paper's order with what makes it, then what the list of exhibits
         does not know yet.

@@ -20,6 +20,10 @@ class Paper(NamedTuple):
     where: str
     exhibits: tuple[Exhibit, ...]
 
+    @property
+    def heading(self) -> str:
+        return f"{self.short}: {self.title}" if self.title else self.short
+
 
 def _numbered(key: str, kind: str, label: str, *numbers: str) -> tuple[Exhibit, ...]:
     return tuple(Exhibit(f"{label} {number}", (f"{key}-{kind}{number}",)) for number in numbers)

@@ -41,12 +41,17 @@ class Plan:
     condition_every: int | None = None  # epochs after which the Fisher information is looked at
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"a training takes at least one epoch; got {self.epochs}.")
+        if not isinstance(self.epochs, int) or self.epochs < 1:
+            raise ValueError(f"epochs must be a whole number, at least 1; got {self.epochs!r}.")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"there is no optimizer called {self.optimizer!r}: choose from "
                 f"{', '.join(OPTIMIZERS)}."
+            )
+        if not hasattr(self.schedule, "at"):
+            raise ValueError(
+                "schedule must be one of isonorm.lab.schedules, such as Steps((60, 120), 0.2); got "
+                f"{self.schedule!r}."
             )
 
     def shortened(self, epochs: int) -> Plan:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import cost, run_files
+from . import cost, records, run_files
 from .claims import in_words
 from .experiment import Experiment
 from .measuring.presentation import print_measurement
@@ -67,6 +67,23 @@ def print_verdicts(console: Console, experiment: Experiment | Measuring) -> None
         say(console, "At quick scale a run shows that everything works, not what the paper claims:")
     for verdict in verdicts:
         say(console, str(verdict))
+
+
+def print_verdicts_of_then(console: Console, folder: Path) -> None:
+    """Of a run whose recipe is of other things now: what was found when it was made."""
+    content = run_files.read_content(folder)
+    with records.reading(folder / run_files.RESULT):
+        found = [
+            f"{claim['answer']}: {claim['claim']} ({claim['evidence']})"
+            for claim in records.told_list(content, "claims", dict)
+        ]
+    say(
+        console,
+        f"{content['recipe']} is defined otherwise now than when {folder} was begun, and the "
+        "verdicts are those of then:",
+    )
+    for line in found:
+        say(console, line)
 
 
 def stopped(console: Console, state: str, command: str, folder: Path) -> NoReturn:

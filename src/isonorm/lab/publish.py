@@ -47,8 +47,8 @@ def report(
         typer.Option(
             "--readme",
             metavar="FILE",
-            help="Write the table of results alone, between the comments 'results' and "
-            "'/results' of this file.",
+            help="Write only the table of results, into this file between "
+            f"{readme.BEGIN} and {readme.END}.",
         ),
     ] = None,
 ) -> None:

@@ -173,7 +173,14 @@ class Reproduction(Generic[PartT]):
         return {configuration.name: repr(configuration) for configuration in self.configurations}
 
     def __getitem__(self, name: str) -> PartT:
-        return next(c for c in self.configurations if c.name == name)
+        for configuration in self.configurations:
+            if configuration.name == name:
+                return configuration
+        raise KeyError(f"{self.name} has no configuration {name!r}: there are {self._names}.")
+
+    @property
+    def _names(self) -> str:
+        return "; ".join(configuration.name for configuration in self.configurations)
 
     def only(self, patterns: Sequence[str]) -> Self:
         """The configurations whose names match one of these shell patterns, all without any; and
@@ -189,7 +196,7 @@ class Reproduction(Generic[PartT]):
         if not kept:
             raise ValueError(
                 f"no configuration of {self.name} matches {' or '.join(map(repr, patterns))}: "
-                f"there are {'; '.join(c.name for c in self.configurations)}."
+                f"there are {self._names}."
             )
         gone = {c.name for c in self.configurations} - {c.name for c in kept}
         claims = tuple(c for c in self.claims if not {c.lower, c.higher} & gone)
@@ -205,6 +212,18 @@ class Recipe(Reproduction[Configuration]):
     spread: Spread = "mean"
     threshold: float | None = None  # a test accuracy: how many epochs it takes is told
     quick: Quick = field(default_factory=Quick)
+
+    def __post_init__(self) -> None:
+        from .claims import MEASURES  # which imports this module: claims are of recipes
+
+        super().__post_init__()
+        asked = {claim.measure for claim in self.claims}
+        asked |= {key for configuration in self.configurations for key in configuration.paper}
+        if unknown := sorted(asked - set(MEASURES)):
+            raise ValueError(
+                f"{self.name} speaks of {', '.join(unknown)}, which no training measures: choose "
+                f"from {', '.join(MEASURES)}."
+            )
 
     @property
     def trainings(self) -> int:

@@ -16,7 +16,7 @@ from .machine import Machine
 from .measuring import command as measuring
 from .output import console_for_results, fail, say
 from .perform import perform
-from .presentation import print_recipe, print_verdicts, recipes_table
+from .presentation import print_recipe, print_verdicts, print_verdicts_of_then, recipes_table
 from .recipes import all_recipes, find_any, find_recipe
 
 _PLAIN = Machine()
@@ -29,13 +29,13 @@ def recipes(
     numbers.
     """
     console = console_for_results()
-    if name:
-        try:
+    try:
+        if name:
             print_recipe(console, find_any(name))
-        except ValueError as error:
-            fail(str(error), code=2)
-        return
-    console.print(recipes_table(all_recipes().values()))
+        else:
+            console.print(recipes_table(all_recipes().values()))
+    except ValueError as error:
+        fail(str(error), code=2)
 
 
 def run(
@@ -128,15 +128,16 @@ def check(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
 ) -> None:
     """Say which of the paper's claims hold in a run."""
-    if measuring.concerns("", folder):
-        return measuring.check(folder)
+    console = console_for_results()
     try:
-        experiment = run_files.read(folder)
+        try:
+            run = measuring.found(folder) or run_files.read(folder)
+        except run_files.DefinedOtherwise:
+            return print_verdicts_of_then(console, folder)
     except ValueError as error:
         fail(str(error), code=2)
-    console = console_for_results()
-    print_verdicts(console, experiment)
-    if experiment.comparison is not None:
+    print_verdicts(console, run)
+    if isinstance(run, Experiment) and run.comparison is not None:
         say(console, f"{folder} is a comparison: there are no claims to judge.")
 
 

@@ -171,10 +171,15 @@ def read_content(folder: Path) -> dict[str, Any]:
             return content
     except (OSError, ValueError, KeyError, TypeError):
         pass  # whatever it is, it is not that
+    damaged = " whole" if (folder / RESULT).exists() else ""
     raise ValueError(
-        f"{folder} is not the folder of a run: there is no {RESULT} of 'isonorm run' or "
+        f"{folder} is not the folder of a run: there is no{damaged} {RESULT} of 'isonorm run' or "
         "'isonorm compare' in it."
     )
+
+
+class DefinedOtherwise(ValueError):
+    """A run is of what its recipe was once."""
 
 
 def check_definition(
@@ -182,7 +187,7 @@ def check_definition(
 ) -> None:
     """Results of one definition cannot stand beside those of another."""
     if not is_as_defined(recipe, content):
-        raise ValueError(
+        raise DefinedOtherwise(
             f"{recipe.name} is defined otherwise now than when {folder} was begun: begin a new run."
         )
 

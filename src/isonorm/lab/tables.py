@@ -58,7 +58,7 @@ def shown_measures(content: Mapping[str, Any]) -> list[str]:
     measured = [
         key
         for key in dict.fromkeys([*usual, *(key for row in rows for key in row)])
-        if any(_has_number(row.get(key)) for row in rows)
+        if has_number(content, key)
         or (key == "epochs_to_threshold" and key in rows[0])  # that none reached it is a result
     ]
     wanted = [key for key in measured if key in spoken_of or key not in MEASURES]
@@ -81,6 +81,8 @@ def estimate_text(
     missing = "not reached" if key.startswith("epochs_to") else "–"
     if _diverged(content, row["configuration"]):
         missing = "diverged"
+    elif key == "condition_number" and _looks_at_condition(content, row["configuration"]):
+        missing = "∞"  # which JSON cannot say: the matrix is singular, as with dead features
     return estimate.text(decimals, missing=missing, quartiles=quartiles)
 
 
@@ -90,8 +92,10 @@ def _heading(content: Mapping[str, Any], key: str) -> str:
     return _COMPARED[key][0].format(100 * content["comparison"].get("threshold", 0))
 
 
-def _has_number(found: object) -> bool:
-    return isinstance(found, Mapping) and found.get("mean") is not None
+def has_number(content: Mapping[str, Any], key: str) -> bool:
+    """Whether a configuration has this measure, with one of its seeds at least."""
+    found = [row.get(key) for row in content.get("summary", ())]
+    return any(isinstance(one, Mapping) and one.get("mean") is not None for one in found)
 
 
 def _papers(row: Mapping[str, Any], key: str) -> str:
@@ -102,6 +106,11 @@ def _papers(row: Mapping[str, Any], key: str) -> str:
 def _diverged(content: Mapping[str, Any], configuration: str) -> bool:
     runs = [run for run in content.get("runs", ()) if run.get("name") == configuration]
     return bool(runs) and all(run.get("diverged") for run in runs)
+
+
+def _looks_at_condition(content: Mapping[str, Any], configuration: str) -> bool:
+    trained = [row for row in content.get("trained", ()) if row["configuration"] == configuration]
+    return any("condition_every" in row.get("training", "") for row in trained)
 
 
 def _decimals(key: str, value: float | None) -> int:

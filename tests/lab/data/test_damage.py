@@ -42,6 +42,13 @@ def test_missing_files_are_named(tmp_path, name, files):
     assert ("--download" in sentence) == (name not in ("yaleb", "pie"))
 
 
+def test_files_are_fetched_to_where_they_were_missing(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "my data"
+    assert f"'isonorm data mnist --download --folder '{elsewhere}''." in refused("mnist", elsewhere)
+    monkeypatch.setenv("ISONORM_DATA", str(elsewhere))
+    assert "'isonorm data mnist --download'." in refused("mnist", elsewhere)
+
+
 def test_a_folder_without_one_of_the_files_says_which(official, tmp_path):
     official.mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()

@@ -96,6 +96,17 @@ def test_the_page_and_its_figures_are_dark_where_the_screen_is(browser, pages):
     assert painted["light"] != painted["dark"]
 
 
+def test_no_line_of_a_command_ends_amid_the_dashes_of_an_option(browser, tmp_path):
+    page = tmp_path / "command.html"
+    command = "isonorm run" + " --some-option value --other x" * 20
+    parts.write(page, parts.page("A command", parts.code(command)))
+    for width in (320, 390, 500, 1280):
+        browser.open(page, width=width)
+        pieces = "[...document.querySelectorAll('pre .option')].map(o => o.getClientRects().length)"
+        assert browser.evaluate(pieces) == [1] * 40
+        assert browser.evaluate("document.querySelector('pre').textContent") == command
+
+
 def test_a_page_that_is_wrong_is_found_out(browser, tmp_path):
     """The checks above can fail."""
     page = tmp_path / "wrong.html"

@@ -87,6 +87,33 @@ def test_divergence_is_said_and_what_was_not_measured_is_not():
     assert rows(page)[:3] == ["configurationtrain loss", "Adiverged", "B0.1250"]
 
 
+def test_the_caption_names_every_panel():
+    def captions(content: dict) -> list[str]:
+        figure = {"curves": "data:image/svg+xml;base64,"}
+        return [text for _, text in Parsed(run.document(content, figure)).all("figcaption")]
+
+    content = result()
+    assert captions(content) == ["Train loss and test error by epoch"]
+    content["summary"][0]["condition_number"] = estimates(None, 12.5)
+    assert captions(content) == ["Train loss, test error and condition number by epoch"]
+
+
+def test_an_infinite_condition_number_is_not_one_that_was_not_measured():
+    none, some = estimates(None, None), estimates(12.5, 13.5)
+    content = result(
+        claims=[{"claim": "Better.", "measure": "condition_number", "answer": "holds"}],
+        summary=[
+            {"configuration": name, "condition_number": found}
+            for name, found in (("BN", some), ("plain", none), ("other", none))
+        ],
+        trained=[
+            {"configuration": "plain", "training": "9 epochs, lr 1.0, condition_every 3"},
+            {"configuration": "other", "training": "9 epochs, lr 1.0"},
+        ],
+    )
+    assert rows(Parsed(run.document(content, {})))[1:4] == ["BN13.00 ± 0.71", "plain∞", "other–"]
+
+
 def test_a_run_that_trained_nothing_has_its_own_measures():
     row = {"configuration": "DBN", "milliseconds": estimates(12.5, 13.5)}
     content = {"recipe": "x", "summary": [row], "claims": [], "seeds": 2}

@@ -229,6 +229,7 @@ def test_check_says_how_much_of_an_unfinished_run_there_is(files, tmp_path):
         (["run", "dbn2018-table1", "--precision", "int8"], "precision must be one of float32"),
         (["run", "dbn2018-table1", "--compile", "maybe"], "compile must be one of no, yes, graphs"),
         (["run", "dbn2018-table1", "--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["run", "dbn2018-table1", "--device", "cpu:3"], "(a CPU has no number): choose cpu"),
         (["run", "dbn2018-table1", "--strategy", "fsdp"], "on a CPU choose ddp"),
         (["run", "dbn2018-table1", "--only", "Res"], "matches 'Res': there are Baseline, Res-20;"),
         (["run", "dbn2018-table1", "--devices", "3"], "3 processes cannot share equally"),
@@ -290,6 +291,10 @@ def test_a_changed_recipe_is_not_resumed(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "find_recipe", lambda name: other)
     answered = isonorm_command("run", "--resume", str(whole))
     assert answered.exit_code == 2 and "is defined otherwise now" in answered.stderr
+    checked = isonorm_command("check", str(whole))
+    first, *verdicts = checked.output.splitlines()
+    assert checked.exit_code == 0 and first.endswith("and the verdicts are those of then:")
+    assert len(verdicts) == len(recipe.claims) and all("against" in line for line in verdicts)
 
 
 def test_a_damaged_run_is_one_sentence(whole, tmp_path):
@@ -302,6 +307,7 @@ def test_a_damaged_run_is_one_sentence(whole, tmp_path):
         answered = isonorm_command("check", str(tmp_path / "run"))
         assert isinstance(answered.exception, SystemExit | None), what
         assert (answered.exit_code == 2) == (answered.stderr.count("\n") == 1), what
+        assert ("there is no whole result.json" in answered.stderr) >= (what == "half")
     shutil.copy(whole / "result.json", tmp_path / "run")
     curves = (whole / "curves.csv").read_text()
     for text in (curves[: len(curves) // 2], "", None):

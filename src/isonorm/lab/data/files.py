@@ -43,7 +43,7 @@ class Folder:
         if self.verify and (found := md5_of(path)) != md5:
             raise DataError(
                 f"{path} is not the published file: its md5 is {found}, expected {md5}. Delete it "
-                "and fetch it again, or pass verify=False if it differs on purpose."
+                "and fetch it again, or pass verify=False (--no-verify) if it differs on purpose."
             )
         return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,12 +159,19 @@ def source_of(name: str) -> Source:
 
 
 def _folder(source: Source, folder: str | Path | None, verify: bool = True) -> Folder:
-    path = os.environ.get("ISONORM_DATA", "data") if folder is None else folder
-    return Folder(Path(path), source.usual_names, verify)
+    return Folder(_place(folder), source.usual_names, verify)
+
+
+def _place(folder: str | Path | None) -> Path:
+    """The folder, or where files are looked for unless one is given."""
+    return Path(os.environ.get("ISONORM_DATA", "data") if folder is None else folder)
 
 
 def _expected(name: str, source: Source, place: Path, missing: str) -> str:
-    fetching = f", or fetch with 'isonorm data {name} --download'" if source.remotes else ""
+    words = ["isonorm", "data", name, "--download"]
+    if place.absolute() != _place(None).absolute():
+        words += ["--folder", str(place)]
+    fetching = f", or fetch with '{shlex.join(words)}'" if source.remotes else ""
     return (
         f"{name} was not found in {place.absolute()} (no {missing}): "
         f"put {source.files} there{fetching}."

@@ -52,13 +52,9 @@ def run(context: typer.Context) -> None:
     _report(console, measuring)
 
 
-def check(folder: Path) -> None:
-    """Says which of the paper's claims hold in a run."""
-    try:
-        measuring = read(folder, _find)
-    except ValueError as error:
-        fail(str(error), code=2)
-    presentation.print_verdicts(console_for_results(), measuring)
+def found(folder: Path) -> Measuring | None:
+    """The run in a folder, if it is one of layers."""
+    return read(folder, _find) if concerns("", folder) else None
 
 
 def _begin(context: typer.Context) -> Measuring:

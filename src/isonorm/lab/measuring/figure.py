@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from statistics import mean
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from ...analysis.plots.style import ACCENT, INK, STYLE
 from .words import Measured, Measurement
@@ -35,4 +38,14 @@ def bars(recipe: Measurement, found: Mapping[str, Sequence[Measured]]) -> Figure
         axes.set_xlabel(key.replace("_", " "))
         if min(means) > 0:
             axes.set_xscale("log")
+            _number_ticks(axes)
     return figure
+
+
+def _number_ticks(axes: Axes) -> None:
+    """As many numbers as there is room for: of a few decades their 1, 2 and 5, else their 1."""
+    low, high = axes.get_xlim()
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if high < 1e2 * low:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(inf, inf)))

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 
 from ...analysis.plots.style import STYLE
 from ..ledger import Entry, Ledger, recorded, showing
-from ..papers import PAPERS, Exhibit, Paper
+from ..papers import Exhibit, Paper
 from ..studies import STUDIES
 from . import benchmarks, parts, pictures, run
 from .markup import Markup, element, join
@@ -20,7 +20,7 @@ def document(ledger: Ledger) -> str:
         f"isonorm: {title}",
         parts.header(title, "isonorm · records", parts.paragraph(tally(ledger)), _how()),
         _contents(ledger),
-        *(_paper(ledger, paper) for paper in PAPERS),
+        *(_paper(ledger, paper) for paper in ledger.papers()),
         _benchmarks(ledger),
     )
 
@@ -52,7 +52,7 @@ def tally(ledger: Ledger) -> str:
 
 
 def _contents(ledger: Ledger) -> Markup:
-    lines = [parts.link(f"{paper.short}: {paper.title}", paper.key) for paper in PAPERS]
+    lines = [parts.link(paper.heading, paper.key) for paper in ledger.papers()]
     if ledger.benchmarks:
         lines.append(parts.link("Benchmarks of speed, memory and cost", "benchmarks"))
     return element("nav", parts.items(lines), aria_label="Contents")
@@ -61,8 +61,8 @@ def _contents(ledger: Ledger) -> Markup:
 def _paper(ledger: Ledger, paper: Paper) -> Markup:
     exhibits = list(ledger.of_paper(paper))
     return parts.section(
-        f"{paper.short}: {paper.title}",
-        parts.paragraph(paper.where, class_="soft"),
+        paper.heading,
+        parts.paragraph(paper.where, class_="soft") if paper.where else "",
         parts.table(
             "Figures, tables and sections of the paper, and their state",
             ["where", "shows", "claims"],

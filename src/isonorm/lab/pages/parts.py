@@ -104,8 +104,9 @@ def items(lines: Iterable[str]) -> Markup:
 
 
 def code(text: str) -> Markup:
-    """A command, which may be long."""
-    return element("pre", element("code", text), tabindex="0")
+    """A command, which may be long; a line does not end amid the dashes of an option."""
+    words = (element("span", w, class_="option") if w[:1] == "-" else w for w in text.split(" "))
+    return element("pre", element("code", join(words, " ")), tabindex="0")
 
 
 def details(summary: str, *content: str) -> Markup:

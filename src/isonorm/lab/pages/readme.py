@@ -9,7 +9,6 @@ from typing import Any
 
 from ..claims import in_words
 from ..ledger import Entry, Ledger, recorded
-from ..papers import PAPERS
 from ..tables import estimate_text, shown_measures
 from .all_records import tally
 from .parts import write
@@ -33,7 +32,7 @@ def rewrite(readme: Path, ledger: Ledger) -> None:
 def table(ledger: Ledger, root: Path) -> str:
     """What is on record as a table in Markdown, with links from the folder ``root``."""
     rows = []
-    for paper in PAPERS:
+    for paper in ledger.papers():
         for exhibit, found in ledger.of_paper(paper):
             for entry in recorded(found):
                 where = os.path.relpath(entry.path.resolve(), root).replace(os.sep, "/")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..tables import has_number
 from . import parts, pictures
 from .estimates import results_table, runs_table
 from .markup import Markup, element
@@ -125,6 +126,8 @@ def when(content: Content) -> str:
 
 def _figure(stem: str, source: str, content: Content) -> Markup:
     caption = _CAPTIONS.get(stem, stem.replace("-", " ").replace("_", " "))
+    if stem == "curves" and has_number(content, "condition_number"):
+        caption = "Train loss, test error and condition number by epoch"
     shown = ", ".join(row["configuration"] for row in content.get("summary", ()))
     return parts.figure(source, f"{caption}: {shown}" if shown else caption, caption)
 
