@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from isonorm.lab import analyze
@@ -89,6 +91,14 @@ def test_a_study_by_name(tmp_path):
     assert "holds: positive and negative weights" in result.output
     found = sorted(os.listdir(tmp_path / "here"))
     assert found == ["equinorm2018-fig1.json", "equinorm2018-fig1.png"]
+
+
+def test_a_terminal_shows_which_study_runs(tmp_path, monkeypatch):
+    terminal = partial(Console, force_terminal=True, width=200)
+    monkeypatch.setattr(analyze, "Console", terminal)
+    ran = command("iternorm2019-fig1", "--out", str(tmp_path))
+    before, _, _ = ran.stdout.partition(" s, ")
+    assert "iternorm2019-fig1: What BatchNorm, DBN and IterNorm do" in before
 
 
 def test_figures_are_drawn_anew_from_records(tmp_path):

@@ -42,7 +42,8 @@ def analyze(
     """Run studies of what normalizations do: disturbance, conditioning, curvature.
 
     Each leaves its numbers in NAME.json and its figure in NAME.png, and ends with what the numbers
-    must show; the exit status is 1 where one of these does not hold.
+    must show; the exit status is 1 where one of these does not hold. Some take seconds, some
+    minutes.
     """
     console = Console(soft_wrap=True)
     if not names:
@@ -84,7 +85,8 @@ def _run_all(
         if redraw:
             _redraw(STUDIES[name], out, figures_in)
             continue
-        content, claims = carry_out(STUDIES[name], out, figures_in, threads)
+        with console.status(f"{name}: {STUDIES[name].title} …"):  # on a terminal: it takes time
+            content, claims = carry_out(STUDIES[name], out, figures_in, threads)
         console.print(f"{name}: {content['seconds']:.0f} s, {out / name}.json", highlight=False)
         for claim in claims:
             console.print(f"  {'holds' if claim.holds else 'FAILS'}: {claim.sentence}",
