@@ -111,6 +111,8 @@ def dbn(
     """Decorrelated Batch Normalization (Huang et al. 2018, Algorithm 1) of a batch, in groups of
     channels.
     """
+    if method == "newton":
+        raise ValueError("method='newton' is IterNorm: use isonorm.functional.iter_norm.")
     whiten = operations.whiten(method, num_iters)
     return normalize(
         x, area=areas.batch(group_size), operation=whiten, recovery=Affine(weight, bias), eps=eps

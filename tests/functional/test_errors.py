@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isonorm import area as areas
-from isonorm.functional import normalize
+from isonorm.functional import dbn, normalize
 from isonorm.recovery import Coloring
 from isonorm.statistics import Statistics
 
@@ -84,3 +84,8 @@ def test_one_value_may_be_scaled():
     """Without centering one value is enough."""
     y, _ = normalize(torch.full((1, 3), 2.0), area="batch", operation="scale", eps=0.0)
     torch.testing.assert_close(y, torch.ones(1, 3))
+
+
+def test_newton_is_not_dbn():
+    with pytest.raises(ValueError, match=r"use isonorm\.functional\.iter_norm"):
+        dbn(X, method="newton")
