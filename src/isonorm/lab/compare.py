@@ -41,10 +41,7 @@ def compare(
     data: Annotated[
         str, typer.Option(metavar="NAME", help=f"Data set: {', '.join(SOURCES)}.")
     ] = _DEFAULT.data,
-    folder: Annotated[
-        str,
-        options.PLACE,
-    ] = "data",
+    folder: Annotated[str, options.PLACE] = "data",
     model: Annotated[
         str,
         typer.Option(metavar="NAME", help=f"Network: {', '.join(list_models())}."),
