@@ -80,6 +80,22 @@ def test_where_some_seeds_diverge_and_others_do_not_nothing_is_certain(
     assert judge(Claim("Better.", lower, higher), found, spread).answer == answer
 
 
+def test_what_is_true_of_every_pair_of_seeds_is_decided_however_wide_the_error(make_result):
+    """Numbers over decades, whose quartiles say more of the largest than of the median."""
+    losses = {"low": (1, 2, 3), "high": (10, 1e3, 1e6), "touching": (3, 1e3, 1e6), "one": (1,)}
+    found = {name: [make_result([v], [0.5]) for v in values] for name, values in losses.items()}
+
+    def answer(lower, higher, margin=0.0):
+        claim = Claim("Lower.", lower, higher, "train_loss", margin)
+        return judge(claim, found, "median").answer
+
+    assert answer("low", "high") == answer("one", "high") == answer(9.9, "high") == "holds"
+    assert answer("high", "low") == answer("high", "one") == answer("high", 9.9) == "fails"
+    assert answer("low", "touching") == answer("touching", "low") == "undecided"
+    assert answer(10, "high") == "undecided"
+    assert answer("high", "low", margin=9.1) == "undecided"  # of 10 and 1 it is true now
+
+
 def test_only_losses_and_errors_of_a_training_that_diverged_are_infinite(make_result):
     lost = make_result([9.0, math.nan], [0.9, 0.9])
     memory = replace(lost, epochs=tuple(replace(e, peak_bytes=3e6) for e in lost.epochs))

@@ -112,10 +112,11 @@ class Verdict:
 
 
 def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
-    """Compare the means over seeds, or the medians. Where they differ by less than the standard
-    error of their difference the claim is undecided. Where some seeds diverged and others did not
-    this error is infinite, and only a claim that is true, or false, of every pair of seeds is
-    decided. With one seed there is no such error, and their order counts.
+    """Compare the means over seeds, or the medians. A claim is decided where they differ by the
+    standard error of their difference or more, and in any case where it is true, or false, of every
+    pair of seeds: the error of a median is estimated for a normal distribution, too large for
+    numbers that span decades, and either is infinite where some seeds diverged and others did not.
+    With one seed there is no such error, and their order counts.
     """
     sides = [_values(side, claim.measure, results) for side in (claim.lower, claim.higher)]
     if not all(sides):
@@ -133,7 +134,7 @@ def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
         return Verdict(claim, "undecided", evidence)
     error = math.hypot(error_of(low), error_of(high))
     apart = max(low) < min(high) + claim.margin or min(low) > max(high) + claim.margin
-    enough = apart if math.isinf(error) else abs(difference) >= error
+    enough = apart or (math.isfinite(error) and abs(difference) >= error)
     if difference == 0 or not enough:
         return Verdict(claim, "undecided", evidence)
     return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
