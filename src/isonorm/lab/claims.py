@@ -9,6 +9,7 @@ from statistics import mean, median, stdev
 
 from .measuring.words import Measured
 from .recipe import Claim, Spread
+from .summary import quantile
 from .train import Epoch, Result
 
 
@@ -167,22 +168,9 @@ def _error_of_median(values: Sequence[float]) -> float:
     """√(π/2)·σ/√n, with σ from the quartiles of a normal distribution: seeds that diverged do not
     count as long as they are few, nor do those that did not where these are few.
     """
-    low, high = (_quantile(values, share) for share in (0.25, 0.75))
+    low, high = (quantile(values, share) for share in (0.25, 0.75))
     sigma = 0.0 if low == high else (high - low) / 1.349
     return math.sqrt(math.pi / 2) * sigma / math.sqrt(len(values))
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Between the two values nearest to it, as ``statistics.quantiles`` has it, which makes NaN of
-    an infinite neighbour that has no weight.
-
-    >>> _quantile([1.0, 2.0, 3.0, 4.0, math.inf], 0.75)
-    4.0
-    """
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below if below == above else below + (above - below) * (place % 1)
 
 
 def _text(side: str | float, name: str, values: Sequence[float], spread: Spread) -> str:

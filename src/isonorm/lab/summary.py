@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, quantiles, stdev
@@ -72,6 +73,19 @@ class Estimate:
     @property
     def _share(self) -> str:
         return "" if self.count == self.total else f" ({self.count} of {self.total})"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Between the two values nearest to it, as ``statistics.quantiles`` has it, which makes NaN of
+    an infinite neighbour that has no weight.
+
+    >>> quantile([1.0, 2.0, 3.0, 4.0, math.inf], 0.75)
+    4.0
+    """
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return below if below == above else below + (above - below) * (place % 1)
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float, float] | None:
