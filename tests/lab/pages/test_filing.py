@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from isonorm.lab import filing, records, run_files
+from isonorm.lab.lock import LOCK
 from isonorm.lab.recipe import Claim
 from tests.lab.pages.helpers import change
 
@@ -29,6 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_finished_run_becomes_a_record(full_run, tmp_path, isonorm_command):
+    (full_run / LOCK).touch()  # as a process leaves it that was killed
     filed = isonorm_command("record", full_run, "--to", tmp_path / "records")
     assert filed.exit_code == 0, filed.output
     (folder,) = (tmp_path / "records").iterdir()
