@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from isonorm.lab.claims import MEASURES, judge, measure
+from isonorm.lab.measuring.words import Measured
 from isonorm.lab.recipe import Claim
 
 
@@ -126,6 +127,15 @@ def test_a_training_that_diverged_is_neither_slow_nor_large_nor_overfitting(
 def test_the_evidence_is_in_the_papers_units(found):
     verdict = judge(Claim("Better.", "good", "bad"), found)
     assert str(verdict) == "holds: Better. (good: 11 ± 1.4% against bad: 21 ± 1.4%)"
+
+
+def test_the_evidence_of_times_has_their_unit(found):
+    claim = Claim("Less.", "good", 0.5, "seconds_per_step")
+    assert judge(claim, found).evidence == "good: 0.03 ± 0 s against 0.5 s"
+    assert judge(claim, found, "median").evidence == "good: 0.03 s, the median against 0.5 s"
+    timed = {"a layer": [Measured({"milliseconds": 1.5}, error=0.0)]}
+    claim = Claim("Less.", "a layer", 2.0, "milliseconds")
+    assert judge(claim, timed).evidence == "a layer: 1.5 ms against 2 ms"
 
 
 def test_a_spread_of_hundreds_is_a_number_not_a_power(make_result):

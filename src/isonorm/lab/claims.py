@@ -61,6 +61,13 @@ MEASURES: dict[str, Callable[[Result], float]] = {
 #: Measures that are fractions, which the papers and the tables give in percent.
 PERCENT = frozenset(name for name in MEASURES if name.endswith("error"))
 
+#: Of what else has a unit.
+_UNITS = {
+    **dict.fromkeys(("seconds_per_step", "seconds_per_epoch", "test_seconds"), " s"),
+    "milliseconds": " ms",
+    "peak_bytes": " bytes",
+}
+
 #: Losses and errors, of which nothing is worse than to diverge.
 _OUTCOMES = PERCENT | {name for name in MEASURES if name.endswith("_loss")} - {"rise_of_test_loss"}
 #: What a training takes, whatever becomes of it.
@@ -174,9 +181,8 @@ def _error_of_median(values: Sequence[float]) -> float:
 
 
 def _text(side: str | float, name: str, values: Sequence[float], spread: Spread) -> str:
-    percent = name in PERCENT
-    numbers = [100 * value if percent else value for value in values]
-    unit = "%" if percent else ""
+    numbers = [100 * value if name in PERCENT else value for value in values]
+    unit = "%" if name in PERCENT else _UNITS.get(name, "")
     if any(map(math.isnan, numbers)):
         return f"{side} not measured with every seed"
     if not isinstance(side, str):
