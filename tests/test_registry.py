@@ -57,7 +57,7 @@ def test_device_and_dtype_reach_every_layer(name):
 @pytest.mark.parametrize(
     "name, hint",
     [
-        ("iternrom", "did you mean 'iternorm'?"),
+        ("iternrom", "did you mean 'iternorm'? isonorm.list_norms() lists all."),
         ("bn", "did you mean 'batchnorm'?"),
         ("xyz", "iternorm, dbn, batchnorm"),
         (3, "iternorm"),

@@ -100,7 +100,9 @@ def find(name: str) -> Entry:
     if entry is None:
         short = ALIASES.get(str(name).lower())
         near = [short] if short else get_close_matches(str(name).lower(), REGISTRY, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(REGISTRY)}."
+        hint = f"there are {', '.join(REGISTRY)}."
+        if near:
+            hint = f"did you mean {near[0]!r}? isonorm.list_norms() lists all."
         raise ValueError(f"there is no normalization called {name!r}; {hint}")
     return entry
 

@@ -69,6 +69,20 @@ def run_and_be_killed(checkpoint: str, words: list[str]) -> None:
     _run(words)
 
 
+def run_and_stop_there(checkpoint: str, words: list[str]) -> None:
+    """The command, which hangs as soon as it has saved this file."""
+    save = checkpoints.save
+
+    def save_then_hang(path: Path, *arguments, **options) -> None:
+        save(path, *arguments, **options)
+        if path.name == checkpoint:
+            time.sleep(60)
+
+    checkpoints.save = save_then_hang
+    experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
+    _run(words)
+
+
 def _run(words: list[str]) -> None:
     from isonorm.lab import cli, figures  # which the processes that train do without
 

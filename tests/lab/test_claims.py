@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from isonorm.lab.claims import MEASURES, judge, measure
+from isonorm.lab.measuring.words import Measured
 from isonorm.lab.recipe import Claim
 
 
@@ -80,6 +81,22 @@ def test_where_some_seeds_diverge_and_others_do_not_nothing_is_certain(
     assert judge(Claim("Better.", lower, higher), found, spread).answer == answer
 
 
+def test_what_is_true_of_every_pair_of_seeds_is_decided_however_wide_the_error(make_result):
+    """Numbers over decades, whose quartiles say more of the largest than of the median."""
+    losses = {"low": (1, 2, 3), "high": (10, 1e3, 1e6), "touching": (3, 1e3, 1e6), "one": (1,)}
+    found = {name: [make_result([v], [0.5]) for v in values] for name, values in losses.items()}
+
+    def answer(lower, higher, margin=0.0):
+        claim = Claim("Lower.", lower, higher, "train_loss", margin)
+        return judge(claim, found, "median").answer
+
+    assert answer("low", "high") == answer("one", "high") == answer(9.9, "high") == "holds"
+    assert answer("high", "low") == answer("high", "one") == answer("high", 9.9) == "fails"
+    assert answer("low", "touching") == answer("touching", "low") == "undecided"
+    assert answer(10, "high") == "undecided"
+    assert answer("high", "low", margin=9.1) == "undecided"  # of 10 and 1 it is true now
+
+
 def test_only_losses_and_errors_of_a_training_that_diverged_are_infinite(make_result):
     lost = make_result([9.0, math.nan], [0.9, 0.9])
     memory = replace(lost, epochs=tuple(replace(e, peak_bytes=3e6) for e in lost.epochs))
@@ -110,6 +127,15 @@ def test_a_training_that_diverged_is_neither_slow_nor_large_nor_overfitting(
 def test_the_evidence_is_in_the_papers_units(found):
     verdict = judge(Claim("Better.", "good", "bad"), found)
     assert str(verdict) == "holds: Better. (good: 11 ± 1.4% against bad: 21 ± 1.4%)"
+
+
+def test_the_evidence_of_times_has_their_unit(found):
+    claim = Claim("Less.", "good", 0.5, "seconds_per_step")
+    assert judge(claim, found).evidence == "good: 0.03 ± 0 s against 0.5 s"
+    assert judge(claim, found, "median").evidence == "good: 0.03 s, the median against 0.5 s"
+    timed = {"a layer": [Measured({"milliseconds": 1.5}, error=0.0)]}
+    claim = Claim("Less.", "a layer", 2.0, "milliseconds")
+    assert judge(claim, timed).evidence == "a layer: 1.5 ms against 2 ms"
 
 
 def test_a_spread_of_hundreds_is_a_number_not_a_power(make_result):

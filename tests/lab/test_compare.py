@@ -328,7 +328,8 @@ def test_data_that_has_moved_is_found_again(official, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--norms", "plain,batchnrm"], "called 'batchnrm': choose from plain, iternorm, dbn,"),
+        (["--norms", "plain,batchnrm"], "called 'batchnrm': did you mean 'batchnorm'?"),
+        (["--norms", "bn,equinrom"], "called 'equinrom': did you mean 'equinorm'?"),
         (
             ["--norms", "groupnorm"],
             "groupnorm does not fit this network: num_groups=32 does not divide",

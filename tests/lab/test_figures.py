@@ -44,6 +44,25 @@ def test_condition_numbers_have_a_panel_with_the_epochs_that_have_one():
     np.testing.assert_allclose(panel.lines[0].get_xydata(), [[2, 100], [4, 10]])
 
 
+def test_medians_and_quartiles_end_only_where_seeds_that_diverge_make_them_infinite():
+    learns = [run_of(*[(loss, np.nan)] * 3) for loss in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    diverges = [run_of((9.0, np.nan), (np.nan, np.nan))] * 3
+    results = {
+        f"{lost} of 5": [*learns[: 5 - lost], *diverges[:lost]]
+        for lost in range(1, len(diverges) + 1)
+    }
+    figure = figures.curves(results, "title", spread="median")
+    assert figure.get_suptitle() == "title (line: median, band: quartiles)"
+    loss, _ = figure.axes
+    lines = [line.get_ydata() for line in loss.lines]
+    np.testing.assert_array_equal(lines, [[3, 3, 3], [3, 3, 3], [9, np.nan, np.nan]])
+    bands = [
+        np.concatenate([path.vertices for path in band.get_paths()]) for band in loss.collections
+    ]
+    assert [band[:, 0].max() for band in bands] == [3, 1, 1]
+    assert (bands[0][:, 1].min(), bands[0][:, 1].max()) == (2, 4)
+
+
 def test_a_condition_number_that_was_measured_once_can_be_seen():
     trained = run_of((1.0, 100.0), (0.5, np.nan))
     loss, _, panel = figures.curves({"BN": [trained]}, "title").axes

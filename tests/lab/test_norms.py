@@ -27,8 +27,12 @@ def test_plain_and_none_make_no_layer_and_factories_stay_themselves():
     ("given", "sentence"),
     [
         (
-            "plain,batchnrm",
-            r"called 'batchnrm': choose from plain, iternorm, dbn, .*\(short: none,",
+            "plain,whiteness",
+            r"called 'whiteness': choose from plain, iternorm, dbn, .*\(short: none,",
+        ),
+        (
+            "IterNrom:num_iters=3",
+            r"'IterNrom': did you mean 'iternorm'\? 'isonorm norms' lists all",
         ),
         (" , ", r"no normalization in ' , '"),
         ("bn,batchnorm", r"batchnorm is named twice"),

@@ -90,6 +90,22 @@ def test_table_of_a_recipe_has_the_papers_numbers_beside_its_own(make_result):
     assert "\ndbn2018-table2: " in text and "chosen" not in text
 
 
+def test_numbers_that_span_decades_are_powers_of_ten(make_result):
+    recipe = find_recipe("dbn2018-fig3")
+    numbers = {"DBN": (642.436, 768.437, 890.56), "LN": (5152542.8, 20829560.7, 94844959.0)}
+    found = {}
+    for name, conditions in numbers.items():
+        for seed, condition in enumerate(conditions):
+            result = make_result([1.0], [0.1])
+            measured = replace(result.epochs[0], condition_number=condition)
+            found[Trial(name, seed, 0)] = replace(result, epochs=(measured,))
+    run = Experiment(recipe, "full", 3, "data", Machine(), Path("runs"), datetime(2020, 1, 1),
+                     results=found)  # fmt: skip
+    _, cells = shown(run)
+    assert cells["DBN"][-1] == "768.4 [705.4, 829.5]"
+    assert cells["LN"][-1] == "2.083e+07 [1.299e+07, 5.784e+07]"
+
+
 def test_table_of_a_recipe_shows_what_the_paper_speaks_of_beside_its_number(make_result):
     recipe = find_recipe("dbn2018-tableB1")
     found = {Trial("BN", 0): make_result([1.0, 0.5], [0.2, 0.1])}

@@ -88,3 +88,20 @@ def test_options_out_of_range_are_refused(make, options, message, params):
 def test_each_methods_own_options_are_refused(make, options, message, params):
     with pytest.raises(ValueError, match=message):
         make(params, lr=0.1, **options)
+
+
+@every_layerwise
+def test_an_argument_it_does_not_have_is_told_of_the_class_that_was_called(make, params):
+    with pytest.raises(TypeError, match=rf"^{make.__name__}\.__init__\(\) .* argument 'foreach'$"):
+        make(params, lr=1e-3, foreach=True)
+
+
+def test_a_subclass_keeps_the_init_it_inherits(params):
+    class Slow(LAMB):
+        def __init__(self, params):
+            super().__init__(params, lr=1e-6)
+
+    class Slower(Slow):
+        pass
+
+    assert Slower(params).defaults["lr"] == 1e-6

@@ -9,6 +9,7 @@ from statistics import mean, median, stdev
 
 from .measuring.words import Measured
 from .recipe import Claim, Spread
+from .summary import quantile
 from .train import Epoch, Result
 
 
@@ -59,6 +60,13 @@ MEASURES: dict[str, Callable[[Result], float]] = {
 
 #: Measures that are fractions, which the papers and the tables give in percent.
 PERCENT = frozenset(name for name in MEASURES if name.endswith("error"))
+
+#: Of what else has a unit.
+_UNITS = {
+    **dict.fromkeys(("seconds_per_step", "seconds_per_epoch", "test_seconds"), " s"),
+    "milliseconds": " ms",
+    "peak_bytes": " bytes",
+}
 
 #: Losses and errors, of which nothing is worse than to diverge.
 _OUTCOMES = PERCENT | {name for name in MEASURES if name.endswith("_loss")} - {"rise_of_test_loss"}
@@ -112,10 +120,11 @@ class Verdict:
 
 
 def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
-    """Compare the means over seeds, or the medians. Where they differ by less than the standard
-    error of their difference the claim is undecided. Where some seeds diverged and others did not
-    this error is infinite, and only a claim that is true, or false, of every pair of seeds is
-    decided. With one seed there is no such error, and their order counts.
+    """Compare the means over seeds, or the medians. A claim is decided where they differ by the
+    standard error of their difference or more, and in any case where it is true, or false, of every
+    pair of seeds: the error of a median is estimated for a normal distribution, too large for
+    numbers that span decades, and either is infinite where some seeds diverged and others did not.
+    With one seed there is no such error, and their order counts.
     """
     sides = [_values(side, claim.measure, results) for side in (claim.lower, claim.higher)]
     if not all(sides):
@@ -133,7 +142,7 @@ def judge(claim: Claim, results: Results, spread: Spread = "mean") -> Verdict:
         return Verdict(claim, "undecided", evidence)
     error = math.hypot(error_of(low), error_of(high))
     apart = max(low) < min(high) + claim.margin or min(low) > max(high) + claim.margin
-    enough = apart if math.isinf(error) else abs(difference) >= error
+    enough = apart or (math.isfinite(error) and abs(difference) >= error)
     if difference == 0 or not enough:
         return Verdict(claim, "undecided", evidence)
     return Verdict(claim, "holds" if difference > 0 else "fails", evidence)
@@ -166,28 +175,14 @@ def _error_of_median(values: Sequence[float]) -> float:
     """√(π/2)·σ/√n, with σ from the quartiles of a normal distribution: seeds that diverged do not
     count as long as they are few, nor do those that did not where these are few.
     """
-    low, high = (_quantile(values, share) for share in (0.25, 0.75))
+    low, high = (quantile(values, share) for share in (0.25, 0.75))
     sigma = 0.0 if low == high else (high - low) / 1.349
     return math.sqrt(math.pi / 2) * sigma / math.sqrt(len(values))
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Between the two values nearest to it, as ``statistics.quantiles`` has it, which makes NaN of
-    an infinite neighbour that has no weight.
-
-    >>> _quantile([1.0, 2.0, 3.0, 4.0, math.inf], 0.75)
-    4.0
-    """
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below if below == above else below + (above - below) * (place % 1)
-
-
 def _text(side: str | float, name: str, values: Sequence[float], spread: Spread) -> str:
-    percent = name in PERCENT
-    numbers = [100 * value if percent else value for value in values]
-    unit = "%" if percent else ""
+    numbers = [100 * value if name in PERCENT else value for value in values]
+    unit = "%" if name in PERCENT else _UNITS.get(name, "")
     if any(map(math.isnan, numbers)):
         return f"{side} not measured with every seed"
     if not isinstance(side, str):

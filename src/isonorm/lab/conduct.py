@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import environment, figures, run_files
@@ -57,7 +58,7 @@ def conduct(
         raise
     run_files.write(experiment, fabric)
     if experiment.by_configuration() and fabric.is_global_zero:
-        draw(experiment)
+        draw(experiment, experiment.folder)
         run_page.write(experiment.folder)
     return experiment
 
@@ -77,9 +78,12 @@ def one_by_one(
             bar.finish(result)
 
 
-def draw(experiment: Experiment) -> None:
-    """The curves as figures, in the run's folder."""
+def draw(experiment: Experiment, folder: Path) -> None:
+    """The curves as figures, in a folder."""
     figure = figures.curves(
-        experiment.by_configuration(), experiment.caption, threshold=experiment.recipe.threshold
+        experiment.by_configuration(),
+        experiment.caption,
+        threshold=experiment.recipe.threshold,
+        spread=experiment.recipe.spread,
     )
-    figures.save(figure, experiment.folder, "curves")
+    figures.save(figure, folder, "curves")

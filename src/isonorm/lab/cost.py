@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from .ingredients import NOISE
 from .measuring.words import Measurement
@@ -56,6 +55,8 @@ def images_seen(recipe: Recipe | Measurement) -> int:
 
 def work(recipe: Recipe) -> Iterator[Work]:
     """Each configuration's, with the paper's seeds, counted on networks without memory."""
+    from torch.utils.flop_counter import FlopCounterMode  # which imports triton, where it is
+
     available, num_classes, shape = _size(recipe)
     counted: dict[str, tuple[int, int]] = {}
     for configuration in recipe.configurations:

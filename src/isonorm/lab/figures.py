@@ -16,18 +16,31 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from ..analysis.plots.style import STYLE, looks
 from . import records
+from .recipe import Spread
+from .summary import quantile
 from .train import Epoch, Result
+
+#: What lines and bands are, by what stands for several seeds in tables.
+_KINDS: dict[Spread, str] = {
+    "mean": "line: mean, band: range",
+    "median": "line: median, band: quartiles",
+}
 
 
 def curves(
-    results: dict[str, Sequence[Result]], title: str, *, threshold: float | None = None
+    results: dict[str, Sequence[Result]],
+    title: str,
+    *,
+    threshold: float | None = None,
+    spread: Spread = "mean",
 ) -> Figure:
     """Train loss and test error against epochs, and the condition number where it was measured; a
     line marks the test accuracy ``threshold``.
 
-    A line is the mean over seeds, and its band holds all of them. Where a seed diverges the mean
-    ends, and the legend says so. Configurations named "BN, batch 2" have a row for each second
-    part of their names.
+    A line is the mean over seeds, and its band holds all of them; or, as in tables, it is their
+    median with the quartiles, of which a seed that diverged is the worst. Where that makes one of
+    these infinite, it ends; the legend says who diverged. Configurations named "BN, batch 2" have a
+    row for each second part of their names.
     """
     parts = _parts(results)
     norms = list(dict.fromkeys(norm for part in parts.values() for norm in part))
@@ -35,7 +48,7 @@ def curves(
     columns = max(1, min(len(labels), 100 // (9 + max(map(len, labels)))))
     extra_rows = ceil(len(labels) / columns) - 1
     several_seeds = any(len(seeds) > 1 for seeds in results.values())
-    note = " (line: mean, band: range)" if several_seeds else ""
+    note = f" ({_KINDS[spread]})" if several_seeds else ""
     panels = 3 if _has_conditions(results) else 2
     size = (4.2 * panels, 0.6 + 3.2 * len(parts) + 0.2 * extra_rows)
     lines: dict[str, Line2D] = {}
@@ -45,7 +58,7 @@ def curves(
         grid = figure.subplots(len(parts), panels, sharex="row", squeeze=False)
         looks_of = dict(zip(norms, looks(norms), strict=True))
         for axes, (part, drawn) in zip(grid, parts.items(), strict=True):
-            _draw_row(axes, drawn, looks_of, f", {part}" if part else "", threshold)
+            _draw_row(axes, drawn, looks_of, f", {part}" if part else "", threshold, spread)
             lines = dict(zip(drawn, axes[0].lines, strict=True)) | lines
         handles = [lines[norm] for norm in norms]
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3)
@@ -71,16 +84,17 @@ def _draw_row(
     looks_of: dict[str, tuple[str, Any]],
     suffix: str,
     threshold: float | None,
+    spread: Spread,
 ) -> None:
     loss_axes, error_axes, *more = row
     _dress(loss_axes, "Train loss" + suffix, "{:g}")
     _dress(error_axes, "Test error" + suffix, "{:g}%")
     for norm, seeds in results.items():
         look = looks_of[norm]
-        _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, *look)
-        _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, *look)
+        _draw(loss_axes, seeds, lambda epoch: epoch.train_loss, spread, *look)
+        _draw(error_axes, seeds, lambda epoch: 100 * epoch.test_error, spread, *look)
         for axes in more:
-            _draw(axes, seeds, lambda epoch: epoch.condition_number, *look)
+            _draw(axes, seeds, lambda epoch: epoch.condition_number, spread, *look)
     if threshold is not None and threshold < 1:
         _mark(error_axes, threshold)
     for axes in more:
@@ -166,6 +180,7 @@ def _draw(
     axes: Axes,
     seeds: Sequence[Result],
     quantity: Callable[[Epoch], float],
+    spread: Spread,
     colour: str,
     dashes: Any,
 ) -> None:
@@ -177,10 +192,18 @@ def _draw(
     measured = ~np.isnan(values).all(axis=0)  # some quantities are, every hundredth epoch
     values, epochs = values[:, measured], np.arange(1, longest + 1)[measured]
     marker = "o" if len(epochs) == 1 else ""  # a line through one point cannot be seen
-    axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=dashes, marker=marker)
-    axes.fill_between(
-        epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0
-    )
+    low, middle, high = _over_seeds(values, spread)
+    axes.plot(epochs, middle, color=colour, linestyle=dashes, marker=marker)
+    axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _over_seeds(values: np.ndarray, spread: Spread) -> Sequence[np.ndarray]:
+    """The lower edge of the band, the line and the upper edge, by epoch; NaN where one ends."""
+    if spread == "mean":
+        return values.min(axis=0), values.mean(axis=0), values.max(axis=0)
+    values = np.where(np.isnan(values), np.inf, values)  # diverged, or infinite itself
+    edges = [[quantile(seeds, share) for seeds in values.T] for share in (0.25, 0.5, 0.75)]
+    return [np.where(np.isfinite(edge), edge, np.nan) for edge in edges]
 
 
 def _label(norm: str, parts: dict[str, dict[str, Sequence[Result]]]) -> str:

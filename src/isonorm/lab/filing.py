@@ -6,13 +6,17 @@ import csv
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import records
+from .conduct import draw as draw_curves
+from .experiment import Experiment
+from .measuring.run import Measuring
+from .measuring.run import draw as draw_bars
 from .recipes import all_recipes, command_for
-from .rejudge import rejudged
+from .rejudge import current_run, rejudged
 from .run_files import COMPRESSED_CURVES, CURVES, RESULT, read_content
 
 #: A figure with more bytes than this does not go into the repository.
@@ -23,14 +27,14 @@ FOLDER = "DIR"
 
 def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
     """``to/RECIPE`` with the run's result, judged by what the recipe claims now, its curves and its
-    figures: all of it, or nothing.
+    figures, drawn anew: all of it, or nothing.
 
     ValueError says in a sentence why a run is not a record, or would take the place of another.
     """
     content = _finished(run)
     with records.reading(run / RESULT):
-        content = rejudged(all_recipes()[content["recipe"]], content, run)
-        content = _without_machine(content)
+        found = current_run(all_recipes()[content["recipe"]], content, run)
+        content = _without_machine(rejudged(content, found))
         summary = records.told_list(content, "summary", dict)
     target = to / content["recipe"]
     if target.exists() and not replace:
@@ -39,11 +43,12 @@ def file_run(run: Path, to: Path, *, replace: bool = False) -> Path:
         )
     with records.whole_folder(target, replace=replace) as folder:
         records.write_json(folder / RESULT, content)
-        for path in _other_files(run):
+        for path in run.glob("*.csv"):
             if path.name == CURVES:
                 _file_curves(path, summary, folder / COMPRESSED_CURVES)
             else:
                 shutil.copyfile(path, folder / path.name)
+        _file_figures(run, found, folder)
         for path in folder.iterdir():
             _refuse_traces(path, run)
     return target
@@ -113,12 +118,24 @@ def _shorter(value: str) -> str:
     return f"{float(value):.7g}" if "." in value and value[0] in "-0123456789" else value
 
 
-def _other_files(run: Path) -> Iterator[Path]:
-    """Every epoch or measurement, and the figures."""
-    yield from sorted(run.glob("*.csv"))
-    for path in sorted((*run.glob("*.svg"), *run.glob("*.png"))):
-        if path.stat().st_size <= MOST_FIGURE_BYTES:
-            yield path
+def _file_figures(run: Path, found: Experiment | Measuring | None, to: Path) -> None:
+    """Of the run's own numbers as they are drawn now, whatever was drawn when it was made; where
+    the recipe is of other things now, as they were. Large ones stay out.
+    """
+    if isinstance(found, Measuring):
+        draw_bars(found, to)
+    elif found is not None:
+        draw_curves(found, to)
+    else:
+        for path in _figures(run):
+            shutil.copyfile(path, to / path.name)
+    for path in _figures(to):
+        if path.stat().st_size > MOST_FIGURE_BYTES:
+            path.unlink()
+
+
+def _figures(folder: Path) -> list[Path]:
+    return [*folder.glob("*.svg"), *folder.glob("*.png")]
 
 
 def _refuse_traces(path: Path, run: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from .papers import PAPERS, Exhibit, Paper
 from .recipes import all_recipes, command_for
-from .rejudge import is_current, rejudged
+from .rejudge import current_run, is_current, rejudged
 from .run_files import RESULT
 from .studies import STUDIES
 
@@ -144,7 +144,8 @@ def read(folder: Path) -> Ledger:
         entry = Entry("recipe", name, recipe.title, command_for(recipe), path, content)
         if content is not None:
             with showing(entry):
-                entry = replace(entry, content=rejudged(recipe, content, path.parent))
+                run = current_run(recipe, content, path.parent)
+                entry = replace(entry, content=rejudged(content, run))
         entries.setdefault(name, []).append(entry)
     for name, study in STUDIES.items():
         path = folder / STUDIES_FOLDER / f"{name}.json"

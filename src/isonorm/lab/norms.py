@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -75,10 +76,11 @@ def _parse(spec: str, others: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     name = ALIASES.get(given.lower(), given.lower())
     names = [*valid_names(), *others]
     if name not in names:
-        raise ValueError(
-            f"there is no normalization called {given!r}: choose from {_enumerate(names)} "
-            f"(short: {_enumerate(ALIASES)})."
-        )
+        near = get_close_matches(name, [*names, *ALIASES], n=1)
+        hint = f"choose from {_enumerate(names)} (short: {_enumerate(ALIASES)})."
+        if near:
+            hint = f"did you mean {near[0]!r}? 'isonorm norms' lists all."
+        raise ValueError(f"there is no normalization called {given!r}: {hint}")
     if assignments and (name == PLAIN or name in others):
         raise ValueError(f"{name} is not a norm between layers and takes no options; got {spec!r}.")
     return name, dict(_parse_option(assignment, spec) for assignment in assignments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from . import records
@@ -12,6 +13,7 @@ from .conduct import conduct
 from .data import DataSet
 from .experiment import Experiment
 from .jobs import WorkerLost
+from .lock import InUse, sole_use
 from .objective import CompilerFailed
 from .output import console_for_results, fail, say
 from .pages.run import REPORT
@@ -43,7 +45,12 @@ def perform(experiment: Experiment, *, name: str | None) -> None:
         if name is not None:
             folder = _new_folder(experiment, name) if fabric.is_global_zero else experiment.folder
             experiment.folder = fabric.broadcast(folder)
-        conduct(experiment, fabric, progress, data)
+        with sole_use(experiment.folder, len(experiment.results), fabric):
+            conduct(experiment, fabric, progress, data)
+    except InUse as error:
+        if fabric.is_global_zero:
+            fail(str(error), code=1)
+        raise typer.Exit(1) from error
     except ValueError as error:
         fail(str(error), code=2)
     except (WorkerLost, CompilerFailed) as error:

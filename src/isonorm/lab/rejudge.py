@@ -7,25 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from . import records, run_files
+from .experiment import Experiment
 from .measuring import run as measuring
+from .measuring.run import Measuring
 from .measuring.words import Measurement
 from .recipe import Recipe
 
 
-def rejudged(
-    recipe: Recipe | Measurement, content: Mapping[str, Any], folder: Path
-) -> dict[str, Any]:
+def rejudged(content: Mapping[str, Any], run: Experiment | Measuring | None) -> dict[str, Any]:
     """What ``result.json`` of a run or a record says, with today's claims and their verdicts. Where
-    the recipe is of other things now its claims are, too, and the verdicts stay those of then.
+    there is no ``current_run`` the claims are of other things, and the verdicts stay those of then.
     """
-    if not is_current(recipe, content):
+    if run is None:
         return dict(content)
-    if isinstance(recipe, Measurement):
-        run = measuring.read(folder, lambda name: recipe)
-    else:
-        run = run_files.read(folder)
     verdicts = [verdict.content() for verdict in run.verdicts()]
-    return {**content, "spread": recipe.spread, "claims": verdicts}
+    return {**content, "spread": run.recipe.spread, "claims": verdicts}
+
+
+def current_run(
+    recipe: Recipe | Measurement, content: Mapping[str, Any], folder: Path
+) -> Experiment | Measuring | None:
+    """The run or the record in a folder; None where the recipe is of other things now."""
+    if not is_current(recipe, content):
+        return None
+    if isinstance(recipe, Measurement):
+        return measuring.read(folder, lambda name: recipe)
+    return run_files.read(folder)
 
 
 def is_current(recipe: Recipe | Measurement, content: Mapping[str, Any]) -> bool:

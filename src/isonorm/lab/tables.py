@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -43,7 +42,7 @@ def tabulate(content: Mapping[str, Any]) -> Tabulated:
         line = [row["configuration"], *[row.get("setting", "")] * searched]
         for key in shown:
             line.append(estimate_text(content, row, key, quartiles=quartiles))
-            line += [_papers(row, key)] * (key in papers)
+            line += [papers_number(row, key)] * (key in papers)
         lines.append(line)
     return Tabulated(headings, lines, words=1 + searched)
 
@@ -72,9 +71,9 @@ def estimate_text(
     found = row.get(key)
     if not isinstance(found, Mapping):
         return "–"
-    estimate, decimals = Estimate(**found), _decimals(key, found["mean"])
+    estimate, decimals = Estimate(**found), None
     if key in PERCENT:
-        estimate = estimate.scaled(100)
+        estimate, decimals = estimate.scaled(100), 2
     elif content.get("comparison") and key in _COMPARED:
         _, factor, decimals = _COMPARED[key]
         estimate = estimate.scaled(factor)
@@ -83,7 +82,7 @@ def estimate_text(
         missing = "diverged"
     elif key == "condition_number" and _looks_at_condition(content, row["configuration"]):
         missing = "∞"  # which JSON cannot say: the matrix is singular, as with dead features
-    return estimate.text(decimals, missing=missing, quartiles=quartiles)
+    return estimate.text(missing, decimals=decimals, quartiles=quartiles)
 
 
 def _heading(content: Mapping[str, Any], key: str) -> str:
@@ -98,9 +97,12 @@ def has_number(content: Mapping[str, Any], key: str) -> bool:
     return any(isinstance(one, Mapping) and one.get("mean") is not None for one in found)
 
 
-def _papers(row: Mapping[str, Any], key: str) -> str:
+def papers_number(row: Mapping[str, Any], key: str) -> str:
+    """As the paper has it; "" where it has none."""
     number = row.get("paper", {}).get(key)
-    return "" if number is None else f"{number:g}"
+    if number is None:
+        return ""
+    return f"{number:.3e}" if number >= 1e4 else f"{number:g}"
 
 
 def _diverged(content: Mapping[str, Any], configuration: str) -> bool:
@@ -111,11 +113,3 @@ def _diverged(content: Mapping[str, Any], configuration: str) -> bool:
 def _looks_at_condition(content: Mapping[str, Any], configuration: str) -> bool:
     trained = [row for row in content.get("trained", ()) if row["configuration"] == configuration]
     return any("condition_every" in row.get("training", "") for row in trained)
-
-
-def _decimals(key: str, value: float | None) -> int:
-    """Two for percentages, otherwise four significant digits."""
-    if key in PERCENT:
-        return 2
-    size = math.floor(math.log10(abs(value))) if value else 0
-    return min(max(3 - size, 0), 7)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -44,6 +45,14 @@ class MomentOptimizer(LayerwiseOptimizer):
         }
         super().__init__(params, defaults)
 
+    def __init_subclass__(cls) -> None:
+        """Python's own errors about arguments name a function: that of the class which was called,
+        not this one.
+        """
+        super().__init_subclass__()
+        if cls.__init__ is MomentOptimizer.__init__:
+            cls.__init__ = _under_name(MomentOptimizer.__init__, f"{cls.__qualname__}.__init__")
+
     def check(self, group: Mapping[str, Any]) -> None:
         super().check(group)
         check_number("eps", group["eps"], low=0)
@@ -60,6 +69,19 @@ class MomentOptimizer(LayerwiseOptimizer):
 
     def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "step")
+
+
+def _under_name(function: Any, name: str) -> Any:
+    """The same function by another name."""
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        argdefs=function.__defaults__,
+        closure=function.__closure__,
+    )
+    copy.__kwdefaults__, copy.__annotations__ = function.__kwdefaults__, function.__annotations__
+    copy.__qualname__ = name
+    return copy
 
 
 def _is_pair(value: object) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from isonorm.lab import figures
+from isonorm.lab import figures, filing, lock
 from isonorm.lab.cli import app
 from isonorm.lab.measuring import meters, run
 from isonorm.lab.recipes import all_recipes
@@ -65,6 +65,26 @@ def test_what_a_measurement_leaves(tmp_path):
     assert program == "isonorm" and repeated.exit_code == 0
     (again,) = (tmp_path / "again").iterdir()
     assert counted(again) == counted(folder)
+
+
+def test_a_record_has_its_bars_drawn_anew(tmp_path, monkeypatch):
+    isonorm_command(*words(tmp_path, "--seeds", "1", "--only", "DBN-G8"))
+    (folder,) = tmp_path.iterdir()
+    monkeypatch.setattr(filing, "_finished", content)  # at quick scale
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, to, name: drawn.append((to.parent, name)))
+    filing.file_run(folder, tmp_path / "records")
+    assert drawn == [(tmp_path / "records", "bars")]
+
+
+def test_a_measurement_that_is_being_made_is_not_resumed(tmp_path, monkeypatch):
+    isonorm_command(*words(tmp_path, "--seeds", "1", "--only", "DBN-G8"))
+    (folder,) = tmp_path.iterdir()
+    before = content(folder)
+    monkeypatch.setattr(lock, "_lock", lambda file: False)  # another process has it
+    refused = isonorm_command("run", "--resume", str(folder))
+    assert refused.exit_code == 1 and refused.stderr.count("\n") == 1
+    assert "another process works on" in refused.stderr and content(folder) == before
 
 
 def test_ctrl_c_keeps_what_was_measured_and_resuming_goes_on(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from isonorm.lab import filing, records, run_files
+from isonorm.lab.lock import LOCK
 from isonorm.lab.recipe import Claim
 from tests.lab.pages.helpers import change
 
@@ -29,6 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_finished_run_becomes_a_record(full_run, tmp_path, isonorm_command):
+    (full_run / LOCK).touch()  # as a process leaves it that was killed
     filed = isonorm_command("record", full_run, "--to", tmp_path / "records")
     assert filed.exit_code == 0, filed.output
     (folder,) = (tmp_path / "records").iterdir()
@@ -99,17 +101,20 @@ def test_of_points_that_were_not_chosen_a_record_has_the_last_epoch(tmp_path):
     ]
 
 
-def test_a_record_has_verdicts_on_what_the_recipe_claims_now(
-    full_run, tmp_path, isonorm_command, monkeypatch
-):
+def test_a_record_has_todays_verdicts_and_figures(full_run, tmp_path, isonorm_command, monkeypatch):
+    """What the recipe claims now, and the run's numbers as they are drawn now."""
     recipe = filing.all_recipes()[RECIPE].shrunk()  # what was run
-    now = replace(recipe, claims=(Claim("Errors are small.", "BN, full batch", 1.5),))
+    claims = (Claim("Errors are small.", "BN, full batch", 1.5),)
+    now = replace(recipe, claims=claims, spread="median")
     monkeypatch.setattr(filing, "all_recipes", lambda: {RECIPE: now})
     monkeypatch.setattr(run_files, "find_recipe", lambda name: now)
     assert isonorm_command("record", full_run, "--to", tmp_path / "records").exit_code == 0
     content = json.loads((tmp_path / "records" / RECIPE / "result.json").read_text())
     (verdict,) = content["claims"]
     assert verdict["claim"] == "Errors are small." and verdict["answer"] == "holds"
+    assert b"line: mean" in (full_run / "curves.svg").read_bytes()
+    assert b"line: median" in (tmp_path / "records" / RECIPE / "curves.svg").read_bytes()
+    assert (tmp_path / "records" / RECIPE / "curves.png").exists()
 
 
 @pytest.mark.parametrize(

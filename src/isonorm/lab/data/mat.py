@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from scipy.io import loadmat
 
 from .files import DataError
 
@@ -14,6 +13,8 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 def read_matrices(path: Path, *names: str) -> list[np.ndarray]:
     """The named matrices of a file, in this order."""
+    from scipy.io import loadmat  # takes a while to import, which only these files need
+
     with path.open("rb") as file:
         head = file.read(16)
     if head.startswith((b"MATLAB 7.3", _HDF5)):

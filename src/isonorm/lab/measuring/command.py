@@ -12,6 +12,7 @@ from rich.console import Console
 from .. import options, presentation, records
 from ..comparison import count
 from ..devices import resolve_device
+from ..lock import InUse, sole_use
 from ..machine import Machine
 from ..output import console_for_results, fail, say
 from ..pages.run import REPORT
@@ -43,7 +44,10 @@ def run(context: typer.Context) -> None:
     console = console_for_results()
     try:
         measuring = _begin(context)
-        conduct(measuring, lambda turn, found: say(console, turn_line(measuring, turn, found)))
+        with sole_use(measuring.folder, len(measuring.results)):
+            conduct(measuring, lambda turn, found: say(console, turn_line(measuring, turn, found)))
+    except InUse as error:
+        fail(str(error), code=1)
     except ValueError as error:
         fail(str(error), code=2)
     except OSError as error:

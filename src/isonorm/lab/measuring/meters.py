@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import isonorm
 
@@ -144,6 +143,8 @@ def count(
 
 
 def _products(layer: nn.Module, shape: Sequence[int], *, backward: bool = False) -> float:
+    from torch.utils.flop_counter import FlopCounterMode  # which imports triton, where it is
+
     layer, x = deepcopy(layer).to("meta"), torch.empty(shape, device="meta", requires_grad=True)
     eigh = {torch.ops.aten._linalg_eigh: lambda shape, *rest, **options: _eigh_flops(shape)}
     counter = FlopCounterMode(display=False, custom_mapping=eigh)

@@ -73,10 +73,10 @@ def _training_operations(layer: Layer) -> float:
 
 def _cell(key: str, values: list[float]) -> str:
     if key.endswith("operations"):
-        return f"{values[0]:.4e}"  # a count: it does not vary
+        values = values[:1]  # a count: it does not vary
     if any(value != value for value in values):
         return "–"
-    return Estimate.over(values).text(4 if key != "milliseconds" else 3, missing="–")
+    return Estimate.over(values).text(missing="–")
 
 
 def _paper(recipe: Measurement, name: str) -> str:
@@ -88,4 +88,4 @@ def _paper(recipe: Measurement, name: str) -> str:
 
 def _formula(recipe: Measurement, name: str) -> str:
     layer = recipe[name]
-    return f"{layer.formula} = {layer.formula.at(layer.shape):.4e}" if layer.formula else ""
+    return f"{layer.formula} = {layer.formula.at(layer.shape):.3e}" if layer.formula else ""

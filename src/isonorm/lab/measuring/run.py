@@ -100,9 +100,14 @@ def conduct(run: Measuring, on_turn: Callable[[Turn, Measured], None]) -> Measur
         run.status = "interrupted"
     _write(run)
     if run.results:
-        figures.save(bars(recipe, run.by_configuration()), run.folder, "bars")
+        draw(run, run.folder)
         run_page.write(run.folder)
     return run
+
+
+def draw(run: Measuring, folder: Path) -> None:
+    """The bars as figures, in a folder."""
+    figures.save(bars(run.recipe, run.by_configuration()), folder, "bars")
 
 
 def _write(run: Measuring) -> None:

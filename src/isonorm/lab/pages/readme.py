@@ -9,7 +9,7 @@ from typing import Any
 
 from ..claims import in_words
 from ..ledger import Entry, Ledger, recorded
-from ..tables import estimate_text, shown_measures
+from ..tables import estimate_text, papers_number, shown_measures
 from .all_records import tally
 from .parts import write
 
@@ -58,8 +58,8 @@ def _numbers(entry: Entry) -> Iterator[str]:
         return
     for i, row in enumerate((told or rows)[:_MOST_NUMBERS]):
         number = estimate_text(content, row, measure, quartiles=content.get("spread") == "median")
-        papers = row.get("paper", {}).get(measure)
-        beside = "" if papers is None else f" ({papers:g})"
+        papers = papers_number(row, measure)
+        beside = f" ({papers})" if papers else ""
         name = f"{in_words(measure)}: " * (i == 0)
         yield f"{name}{row['configuration']} {number}{beside}"
     if len(told or rows) > _MOST_NUMBERS:
