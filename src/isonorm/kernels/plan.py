@@ -176,7 +176,7 @@ class Plan:
         if self.fuses_root(d, device):
             assert isinstance(root, Recurrence)
             steps = len(root.steps)
-            newton = steps + max(steps - 2, 0)  # every Q, and P from P₂ to P_{T−1}
+            newton = 2 * max(steps - 1, 0)  # Z and P of every step but the first
             return (0 if root.name == "polar" else newton, b, d, d)
         return (0,) if root is None else root.memo_shape(b, d)
 

@@ -17,8 +17,8 @@ from .launch import Launcher
 #: Channels that a program takes, at most, unless they are one group.
 CHANNELS = 64
 #: Tiles that a program with partial sums has at least, so that those stay small beside what they
-#: sum; and about as many as a program without them should have.
-TILES_TO_REDUCE, TILES_TO_MAP = 4, 6
+#: sum; and about as many as a program without them should have, and one that loads them ahead.
+TILES_TO_REDUCE, TILES_TO_MAP, TILES_AHEAD = 4, 12, 6
 #: CUDA's limit for the second dimension of a grid.
 MOST_PROGRAMS = 2**16 - 1
 
@@ -87,7 +87,8 @@ class Layout(NamedTuple):
     s: int  # of s
     merged: bool  # whether the runs follow each other at the same stride
     operand: int  # bytes of what is multiplied
-    vector: int  # bytes that lie side by side in a tile
+    vector: int  # bytes that a thread can load at once
+    rows: int  # threads that share a channel's samples, each with every so-many-th
     precision: str  # of products
     multiprocessors: int
     numbers: tuple[int, ...]  # of the streaming kernels' signatures; tiles go before the last two
@@ -129,6 +130,7 @@ class Layout(NamedTuple):
         options: dict[str, object] = {
             "BM": tuning.tile,
             "FULL": samples % tuning.tile == 0,
+            "ROWS": tuning.tile // 8 if self.constants["NEAR"] else min(self.rows, tuning.tile),
             "PRECISION": TWO_BFLOAT16 if reads_across else self.precision,
             "num_warps": tuning.warps,
             "num_stages": tuning.stages,
@@ -149,18 +151,22 @@ class Layout(NamedTuple):
             programs = min(wanted * self.multiprocessors // problems, tiles // TILES_TO_REDUCE)
         else:
             enough = triton.cdiv(wanted * self.multiprocessors, problems)
-            programs = min(max(enough, tiles // TILES_TO_MAP), tiles)
+            each = TILES_AHEAD if self.constants["AHEAD"] else TILES_TO_MAP
+            programs = min(max(enough, tiles // each), tiles)
         return max(1, min(programs, MOST_PROGRAMS))
 
     def tuning(self, name: str) -> Tuning:
         """How a kernel runs best on this layout, by what was measured on an H200 for groups of 64:
         see ``benchmarks.kernels``.
         """
-        vector = self.vector  # bytes that a thread can load at once
+        vector = self.vector
         # one product of float32 operands, not several
         single = self.precision == "tf32" and not self.diagonal
         wide = self.operand == 4 and not self.constants["RAW"]
-        if name == "moments_kernel":
+        if self.constants["AHEAD"]:
+            one_by_one, in_pieces = AHEAD[name]
+            tuning = one_by_one if vector == 2 else in_pieces
+        elif name == "moments_kernel":
             tile = 64 if self.operand == 4 or vector < 16 else 128
             tile = tile if vector >= 4 else 32
             tuning = Tuning(tile, 4, 3, programs=4 if vector in (4, 8) else 3)
@@ -183,6 +189,14 @@ class Layout(NamedTuple):
 
 #: Kernels that leave partial sums, one for each program: few programs are better.
 REDUCING = ("moments_kernel", "backward_sums_kernel")
+
+#: Tunings of kernels that load a tile ahead: of numbers one by one, and of 4 or 8 bytes at once.
+AHEAD = {
+    "moments_kernel": (Tuning(32, 4, 1, 3), Tuning(64, 4, 1, 3)),
+    "apply_kernel": (Tuning(64, 4, 1, 4), Tuning(128, 8, 1, 4)),
+    "backward_sums_kernel": (Tuning(32, 4, 1, 3), Tuning(128, 8, 1, 2)),
+    "backward_apply_kernel": (Tuning(64, 4, 1, 4), Tuning(128, 8, 1, 4)),
+}
 
 
 def layout(
@@ -212,12 +226,15 @@ def layout(
     align = gcd(sc, 16)
     width = 1 if merged or ss != 1 else gcd(s, 16)
     vector = dtype.itemsize * min(align, 16 if merged else width) if ss < sc else 16
+    # Copies of less than 16 bytes are slow to arrive in shared memory, and those of 2 cannot.
+    ahead = vector < 16 and dtype.itemsize == 2 and d <= CHANNELS
     # Narrow copies arrive where tensor cores read slowly. Promoted, float16 is two bfloat16.
     raw = (
         matrix
-        and (vector >= 16 or promote)
+        and (vector >= 16 or ahead or promote)
         and (dtype == torch.bfloat16 or (dtype == torch.float16 and not promote))
     )
+    single = vector == dtype.itemsize
     groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
@@ -230,7 +247,8 @@ def layout(
         "RAW": raw,
         "ALIGN": align,
         "WIDTH": width,
-        "NEAR": ss < sc,
+        "NEAR": ss < sc and not single,
+        "AHEAD": ahead,
         "PROMOTE": promote,
     }
     return Layout(
@@ -245,6 +263,7 @@ def layout(
         merged,
         4 if promote else dtype.itemsize,
         vector,
+        32 if single else 16,
         product_precision(dtype, promote, precision),
         multiprocessors(device),
         (n, s // width, sn, sc // align, ss, se, features, size, groups),

@@ -29,8 +29,10 @@ Constants = dict[str, object]
 #: Running averages are ``fast_path``'s to ask for.
 NO_AVERAGE: Constants = {"AVERAGE": ""}
 
-#: Parts and columns that a program adds up at a time, and problems it differentiates.
-PARTS, COLUMNS, SCALES = 64, 32, 256
+#: Parts, columns and warps of a program that adds up a few parts, and of one with many.
+FEW, MANY = (8, 64, 1), (64, 32, 4)
+#: Problems that a program differentiates.
+SCALES = 256
 
 
 class Pass(NamedTuple):
@@ -194,6 +196,9 @@ def _whitening(
     forward = backward = "float16x3" if short else accurate
     if short and (x.dtype == torch.bfloat16 or lay.precision == "tf32"):
         backward = "float16"  # what becomes of gradients in bfloat16, or in TF32, needs no more
+    half = short and x.dtype == torch.bfloat16
+    if half:
+        forward = "float16"  # W meets x in bfloat16, whose rounding loses several times as much
     derivative = cubic_steps() if recurrence.name == "polar" else recurrence.steps
     return _Small(
         statistics,
@@ -204,13 +209,13 @@ def _whitening(
             center
             | places
             | NO_AVERAGE
-            | _root_constants(recurrence, recurrence.steps, d, forward),
+            | _root_constants(recurrence, recurrence.steps, d, forward, half),
         ),
         _launcher(
             "root_backward_kernel",
             b,
             (m, plan.eps, b * d, d, lay.groups * lay.span),
-            gain | places | _root_constants(recurrence, derivative, d, backward),
+            gain | places | _root_constants(recurrence, derivative, d, backward, half),
         ),
     )
 
@@ -220,8 +225,9 @@ def _sum_of_parts(reducing: Launcher, lay: Layout) -> Launcher | None:
     _, parts = reducing.grid
     if parts == 1:
         return None
-    constants: Constants = {"PARTS": PARTS, "COLUMNS": COLUMNS, "num_warps": 4}
-    programs = triton.cdiv(lay.row, COLUMNS)
+    rows, columns, warps = FEW if parts <= 32 else MANY
+    constants: Constants = {"PARTS": rows, "COLUMNS": columns, "num_warps": warps}
+    programs = triton.cdiv(lay.row, columns)
     return _launcher("sum_parts_kernel", programs, (parts, lay.row), constants)
 
 
@@ -231,7 +237,7 @@ def _launcher(name: str, programs: int, numbers: tuple, constants: Constants) ->
 
 
 def _root_constants(
-    recurrence: Recurrence, steps: Sequence[Step], d: int, precision: str
+    recurrence: Recurrence, steps: Sequence[Step], d: int, precision: str, half: bool
 ) -> Constants:
     quintic = recurrence.name == "polar"
     return {
@@ -239,8 +245,9 @@ def _root_constants(
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
         "PRECISION": precision,
+        "HALF": half,
         "num_warps": 1 if d <= 16 else 4 if d <= CHANNELS else 8,
-        "num_stages": 1,
+        "num_stages": 3 if half and d <= CHANNELS else 1,  # of the memo, on its way
     }
 
 

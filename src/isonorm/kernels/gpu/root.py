@@ -2,8 +2,8 @@
 5).
 
 The mathematics is that of ``roots.recurrence``. All iterates of a group stay in registers and
-shared memory. What the backward pass needs of Newton's goes to the memo: all Q_k, then P_k from P_2
-on (P_1 is Q_0). Where the quintic steps of ``roots.polar`` have arrived at Σ^(-1/2), its derivative
+shared memory. What the backward pass needs of Newton's goes to the memo: Z_k, then P_k, from k = 1
+to T − 1. Where the quintic steps of ``roots.polar`` have arrived at Σ^(-1/2), its derivative
 needs none of them.
 
 A product has three terms of the operands' high and low halves, which is float32's accuracy to a few
@@ -11,7 +11,9 @@ units in the last place: the iteration amplifies what it is given. TF32 has floa
 full whitening and many steps need. Float16 takes half the instructions, as long as nothing is
 beyond its range: all iterates of a few Newton steps are of size 1 at most, or little more, and
 gradients are scaled to be, since the derivative is linear in them. Low halves are kept 2048 times
-as large, so that they have all their bits, too.
+as large, so that they have all their bits, too. For bfloat16 input one term of float16 is enough:
+W and slope are rounded to bfloat16 before they meet it, which loses more. The memo is in float16
+then, too: it has room for float32, and HALF of it is used.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ def _matrix_offsets(i_group, size, D: tl.constexpr):
 
 @triton.jit
 def _product(b_left, b_right, PRECISION: tl.constexpr):
+    """left·right in float32."""
     LOW: tl.constexpr = 2048.0  # float16 has 11 bits
     if PRECISION == "float16":
         b_out = tl.dot(b_left.to(tl.float16), b_right.to(tl.float16))
@@ -75,25 +78,32 @@ def _polynomial(b_z, b_eye, k, STEPS: tl.constexpr, QUINTIC: tl.constexpr, PRECI
 
 
 @triton.jit
-def _normalized(b_cov, diagonal, eps, FROBENIUS: tl.constexpr):
-    """Σ_N = (Σ + εI)/s and s."""
+def _normalized(b_cov, b_variance, diagonal, m_channel, eps, FROBENIUS: tl.constexpr):
+    """Σ_N = (Σ + εI)/s and s, given Σ's diagonal, too: a few numbers are quickly added."""
     b_sigma = b_cov + tl.where(diagonal, eps, 0.0)
-    s = tl.sum(tl.sum(tl.where(diagonal, b_sigma, 0.0), 1), 0)
+    s = tl.sum(tl.where(m_channel, b_variance + eps, 0.0), 0)
     if FROBENIUS:
-        b_unit = b_sigma / s
+        b_unit = b_sigma * (1.0 / s)
         s = s * tl.sqrt(tl.sum(tl.sum(b_unit * b_unit, 1), 0))
-    return b_sigma / s, s
+    return b_sigma * (1.0 / s), s
+
+
+@triton.jit
+def _memo(p_memo, HALF: tl.constexpr):
+    """Where the memo lies, as a pointer to the numbers it has."""
+    return p_memo.to(tl.pointer_type(tl.float16)) if HALF else p_memo
 
 
 @triton.jit
 def _keep(p_memo, slot, groups, size, o, m, b):
+    b = b.to(p_memo.dtype.element_ty)
     tl.store(p_memo + slot * groups.to(tl.int64) * size * size + o, b, mask=m)
 
 
 @triton.jit
 def _places_in_sums(i_group, groups, size, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr):
-    """Where the streaming kernels left a group's first and second sums: as a block on the diagonal
-    of a WIDE matrix that SPAN groups share.
+    """Where the streaming kernels left a group's first and second sums, and the diagonal of these:
+    as a block on the diagonal of a WIDE matrix that SPAN groups share.
     """
     i_span = (i_group // SPAN).to(tl.int64)
     i_channel = (i_group - i_span * SPAN) * size + tl.arange(0, D)
@@ -101,6 +111,7 @@ def _places_in_sums(i_group, groups, size, D: tl.constexpr, WIDE: tl.constexpr, 
     return (
         i_span * WIDE + i_channel,
         o_second + i_channel[:, None] * WIDE + i_channel[None, :],
+        o_second + i_channel * (WIDE + 1),
     )
 
 
@@ -110,14 +121,15 @@ def _statistics(
     D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
     ONE_SIDED: tl.constexpr,
 ):  # fmt: skip
-    """μ and Σ of a group from its sums about the pivot, which lies where μ will. Of ONE_SIDED
-    second sums only the symmetric part counts.
+    """μ and Σ of a group from its sums about the pivot, which lies where μ will; Σ and its diagonal
+    are returned. Of ONE_SIDED second sums only the symmetric part counts.
     """
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
-    o_first, o_second = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
-    b_delta = tl.load(p_total + o_first, mask=i_channel < size, other=0.0) / count
+    o_first, o_second, o_diagonal = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
+    share = 1.0 / count
+    b_delta = tl.load(p_total + o_first, mask=i_channel < size, other=0.0) * share
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0) + b_delta
     if not CENTER:
         b_mean = tl.zeros_like(b_mean)
@@ -125,12 +137,13 @@ def _statistics(
     tl.debug_barrier()  # every thread has read the pivot before any overwrites it
     tl.store(p_mean + i_global, b_mean, mask=m_channel)
     o, m, _ = _matrix_offsets(i_group, size, D)
-    b_cov = tl.load(p_total + o_second, mask=m, other=0.0) / count
+    b_cov = tl.load(p_total + o_second, mask=m, other=0.0) * share
     if ONE_SIDED:
         b_cov = 0.5 * (b_cov + tl.trans(b_cov))
     b_cov -= b_delta[:, None] * b_delta[None, :]
     tl.store(p_cov + o, b_cov, mask=m)
-    return tl.where(m, b_cov, 0.0)
+    b_variance = tl.load(p_total + o_diagonal, mask=i_channel < size, other=0.0) * share
+    return tl.where(m, b_cov, 0.0), b_variance - b_delta * b_delta
 
 
 @triton.jit
@@ -202,35 +215,34 @@ def root_kernel(
     eps, momentum, unbiased, count, channels, size,
     CENTER: tl.constexpr, ONE_SIDED: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
-    PRECISION: tl.constexpr, AVERAGE: tl.constexpr,
+    PRECISION: tl.constexpr, HALF: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
     """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way, and their running averages."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
+    p_memo = _memo(p_memo, HALF)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
-    b_cov = _statistics(
+    b_cov, b_variance = _statistics(
         p_total, p_mean, p_cov, i_group, groups, count, channels, size,
         D, WIDE, SPAN, CENTER, ONE_SIDED,
     )  # fmt: skip
-    b_z, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
+    m_own = tl.arange(0, D) < size
+    b_z, s = _normalized(b_cov, b_variance, diagonal & m, m_own, eps, FROBENIUS)
     T: tl.constexpr = len(STEPS) // 3
     b_p = b_eye
     if T > 0:
         b_q = _polynomial(b_z, b_eye, 0, STEPS, QUINTIC, PRECISION)
-        if not QUINTIC:
-            _keep(p_memo, 0, groups, size, o, m, b_q)
         b_p = b_q
         if T > 1:
             for k in range(1, T):
                 b_b = _product(b_z, b_q, PRECISION)
                 b_z = _product(b_b, b_q, PRECISION)
                 if not QUINTIC:
-                    _keep(p_memo, T + k - 2, groups, size, o, m & (k > 1), b_p)
+                    _keep(p_memo, k - 1, groups, size, o, m, b_z)
+                    _keep(p_memo, T + k - 2, groups, size, o, m, b_p)
                 b_q = _polynomial(b_z, b_eye, k, STEPS, QUINTIC, PRECISION)
-                if not QUINTIC:
-                    _keep(p_memo, k, groups, size, o, m, b_q)
                 b_p = _product(b_p, b_q, PRECISION)
-    b_w = b_p / tl.sqrt(s)
+    b_w = b_p * (1.0 / tl.sqrt(s))
     tl.store(p_w + o, b_w, mask=m)
     if AVERAGE != "":
         i_channel = tl.arange(0, D)
@@ -244,38 +256,49 @@ def root_kernel(
 
 
 @triton.jit
-def _next_direction(b_q, b_dz, diagonal, a, PRECISION: tl.constexpr):
-    """That of Z ← Q·Z·Q: see ``roots.recurrence``; b·Z is Q − a·I."""
-    b_dz_q = _product(b_dz, b_q, PRECISION)
-    b_x = (
-        _product(b_q - tl.where(diagonal, a, 0.0), 0.5 * b_dz_q + tl.trans(b_dz_q), PRECISION)
-        + 0.5 * a * b_dz_q
-    )
-    return b_x + tl.trans(b_x)
+def _next_direction(b_z, b_dz, a, b, PRECISION: tl.constexpr):
+    """That of Z ← Q·Z·Q with Q = a + b·Z: a·U + b·(ZU + ZUᵀ + UZ), where U = dZ·Q.
+
+    Tensor cores read operands in float16 either way, so that three products cost less than two
+    matrices of float32 turned over between threads. With three terms each it is the other way, and
+    large matrices have no room for so many operands: there Q·dZ·Q, being symmetric, is half of
+    itself and the transpose of that.
+    """
+    b_u = a * b_dz + b * _product(b_dz, b_z, PRECISION)
+    if PRECISION == "float16" and b_z.shape[0] <= 64:
+        b_left, b_right = b_z.to(tl.float16), b_u.to(tl.float16)
+        b_sum = tl.dot(b_left, b_right)
+        b_sum = tl.dot(b_left, tl.trans(b_right), b_sum)
+        b_sum = tl.dot(b_right, b_left, b_sum)
+        b_next = a * b_u + b * b_sum
+    else:
+        b_x = 0.5 * a * b_u + b * _product(b_z, 0.5 * b_u + tl.trans(b_u), PRECISION)
+        b_next = b_x + tl.trans(b_x)
+    return b_next
 
 
 @triton.jit
 def _derivative_of_steps(
-    p_memo, b_dz, groups, size, o, m, diagonal,
+    p_memo, b_z, b_dz, groups, size, o, m,
     D: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """That of P_T at Σ_N in the direction dZ, along Newton's recurrence."""
+    """That of P_T at Z = Σ_N in the direction dZ, along Newton's recurrence."""
     stride = groups.to(tl.int64) * size * size
     T: tl.constexpr = len(STEPS) // 3
     b_dp = tl.zeros((D, D), tl.float32)
     if T > 0:
         b_dp = _coefficient(0, 1, STEPS) * b_dz
     if T > 1:
-        b_q = tl.load(p_memo + o, mask=m, other=0.0)
-        b_dz = _next_direction(b_q, b_dz, diagonal, _coefficient(0, 0, STEPS), PRECISION)
+        b_z = b_z.to(p_memo.dtype.element_ty)
         for k in range(1, T):
-            b_dq = _coefficient(k, 1, STEPS) * b_dz
-            b_q = tl.load(p_memo + k * stride + o, mask=m, other=0.0)
-            slot = tl.where(k == 1, 0, T + k - 2)
-            b_p = tl.load(p_memo + slot * stride + o, mask=m, other=0.0)
-            b_dp = _product(b_dp, b_q, PRECISION) + _product(b_p, b_dq, PRECISION)
-            if k + 1 < T:
-                b_dz = _next_direction(b_q, b_dz, diagonal, _coefficient(k, 0, STEPS), PRECISION)
+            a, b = _coefficient(k - 1, 0, STEPS), _coefficient(k - 1, 1, STEPS)
+            b_dz = _next_direction(b_z, b_dz, a, b, PRECISION)
+            # dP·Q + P·dQ
+            a, b = _coefficient(k, 0, STEPS), _coefficient(k, 1, STEPS)
+            b_z = tl.load(p_memo + (k - 1) * stride + o, mask=m, other=0.0)
+            b_dp = a * b_dp + b * _product(b_dp, b_z, PRECISION)
+            b_p = tl.load(p_memo + (T + k - 2) * stride + o, mask=m, other=0.0)
+            b_dp += _product(b_p, b * b_dz, PRECISION)
     return b_dp
 
 
@@ -308,6 +331,7 @@ def root_backward_kernel(
     p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
     STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
     QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m. STEPS are those of the derivative."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
@@ -315,42 +339,48 @@ def root_backward_kernel(
     i_channel = tl.arange(0, D)
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
-    o_first, o_second = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
+    o_first, o_second, _ = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
     b_f = tl.load(p_total + o_first, mask=i_channel < size, other=0.0)
     tl.store(p_dbias + i_global, b_f, mask=m_channel)
     b_dw = tl.load(p_total + o_second, mask=m, other=0.0)
     b_w = tl.load(p_w + o, mask=m, other=0.0)
-    tl.store(p_dweight + i_global, tl.sum(b_w * b_dw, 1), mask=m_channel)
+    b_gain = tl.sum(b_w * b_dw, 1)
+    tl.store(p_dweight + i_global, b_gain, mask=m_channel)
     b_a = b_w
     if WEIGHT:
         i_own = (i_group % groups_of_example) * size + i_channel
         b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
         b_dw *= b_weight[:, None]
         b_a = b_w * b_weight[:, None]
+        b_gain *= b_weight
     tl.store(p_a + o, b_a, mask=m)
-    tl.store(p_shift + i_global, -tl.sum(b_a * b_f[:, None], 0) / count, mask=m_channel)
-    inner = 0.5 * tl.sum(tl.sum(b_dw * b_w, 1), 0)
+    share = 1.0 / count
+    tl.store(p_shift + i_global, -tl.sum(b_a * b_f[:, None], 0) * share, mask=m_channel)
+    inner = 0.5 * tl.sum(b_gain, 0)
 
     b_cov = tl.load(p_cov + o, mask=m, other=0.0)
-    b_sigma, s = _normalized(b_cov, diagonal & m, eps, FROBENIUS)
+    o_diagonal = i_group.to(tl.int64) * size * size + i_channel * (size + 1)
+    b_variance = tl.load(p_cov + o_diagonal, mask=i_channel < size, other=0.0)
+    b_sigma, s = _normalized(b_cov, b_variance, diagonal & m, i_channel < size, eps, FROBENIUS)
     b_dz = 0.5 * (b_dw + tl.trans(b_dw))
     size_of_gradient = tl.max(tl.max(tl.abs(b_dz), 1), 0)
     size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)
-    b_dz /= size_of_gradient
+    b_dz *= 1.0 / size_of_gradient
     if QUINTIC:
         b_root = b_w * tl.sqrt(s)
         b_dp = _derivative_of_inverse_root(b_sigma, b_root, b_dz, diagonal, STEPS, PRECISION)
     else:
-        b_dp = _derivative_of_steps(p_memo, b_dz, groups, size, o, m, diagonal, D, STEPS, PRECISION)
+        p_memo = _memo(p_memo, HALF)
+        b_dp = _derivative_of_steps(p_memo, b_sigma, b_dz, groups, size, o, m, D, STEPS, PRECISION)
     b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
     tl.debug_barrier()  # so that Σ is read again here, rather than in registers all the while
-    b_sigma = (tl.load(p_cov + o, mask=m, other=0.0) + tl.where(diagonal & m, eps, 0.0)) / s
+    b_sigma = (tl.load(p_cov + o, mask=m, other=0.0) + tl.where(diagonal & m, eps, 0.0)) * (1.0 / s)
     through = tl.sum(tl.sum(b_grad * b_sigma, 1), 0) + inner
     if FROBENIUS:
         b_grad -= through * b_sigma
     else:
         b_grad -= tl.where(diagonal, through, 0.0)
-    tl.store(p_slope + o, b_grad * (2.0 / (s * count)), mask=m)
+    tl.store(p_slope + o, b_grad * (2.0 * share / s), mask=m)
 
 
 @triton.jit

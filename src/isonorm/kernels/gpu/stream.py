@@ -7,7 +7,12 @@ side: products then have entries between groups, too, which nobody reads, and ma
 A tile is read as it lies: MERGED, where samples follow one another at one stride (channels_last, or
 no positions), or in runs, where they are the positions of one image after the other (NCHW). FULL
 tiles need no masks. Partial sums go to memory and are added in a fixed order: no atomics, the same
-input gives the same bits.
+input gives the same bits. Kernels that sum walk from the first tile to the last, those that map
+walk back: they find in the cache what was read last.
+
+Tiles arrive in shared memory by themselves, several at a time. Where few bytes lie side by side
+they would be slow, or could not: there a program loads the next tile AHEAD, into registers, before
+it works on this one.
 
 Moments are centred in float32 before any product, and so is all else but 16-bit input where tensor
 cores can read a tile as it arrives (see ``layout``). That is multiplied RAW, and the mean's share
@@ -38,6 +43,7 @@ import triton.language as tl
 from .tile import (
     entries,
     features,
+    from_the_end,
     halves,
     load_tile,
     multiplied,
@@ -159,7 +165,8 @@ def moments_kernel(
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, CENTER: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -173,19 +180,28 @@ def moments_kernel(
         o_first, m_first = sample_offsets(0, n, s, sn, ss, BM, MERGED, I64, WIDTH)
         b_tile = load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
         b_pivot = tl.sum(b_tile, 0) / tl.sum(m_first.to(tl.float32), 0)
-    b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
+    b_first = tl.zeros((ROWS, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
+    if AHEAD:
+        o_next, m_next = sample_offsets(i_part, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        if AHEAD:
+            o_sample, m_sample = o_next, m_next
+            b_raw = b_raw_next
+            o_next, m_next = sample_offsets(i_tile + parts, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        else:
+            o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = b_raw.to(tl.float32)
         if CENTER:
             b_x -= b_pivot[None, :]
             if not FULL:
                 b_x = tl.where(m_sample[:, None], b_x, 0.0)
-        b_first += summed_apart(b_x, NEAR)
+        b_first += summed_apart(b_x, ROWS, NEAR)
         if DIAG:
-            b_second += summed_apart(b_x * b_x, NEAR)
+            b_second += summed_apart(b_x * b_x, ROWS, NEAR)
         else:
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
             b_second = squared(b_t, b_second, PRECISION)
@@ -203,7 +219,8 @@ def apply_kernel(
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
-    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -216,9 +233,21 @@ def apply_kernel(
         p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
         b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
     )  # fmt: skip
-    for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+    if AHEAD:
+        i_next = from_the_end(i_part, tiles)
+        o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+    for i_step in range(i_part, tiles, parts):
+        if AHEAD:
+            o_sample, m_sample = o_next, m_next
+            b_raw = b_raw_next
+            i_next = from_the_end(i_step + parts, tiles)
+            o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        else:
+            i_tile = from_the_end(i_step, tiles)
+            o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = _centred(b_raw, b_mean, RAW)
         b_y = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION)
         if RESIDUAL:
@@ -238,7 +267,8 @@ def backward_sums_kernel(
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
     THROUGH: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    NEAR: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -253,12 +283,23 @@ def backward_sums_kernel(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
             b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
         )  # fmt: skip
-    b_first = tl.zeros((BM // 8 if NEAR else 16, D), tl.float32)
+    b_first = tl.zeros((ROWS, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
+    if AHEAD:
+        o_next, m_next = sample_offsets(i_part, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
     for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+        if AHEAD:
+            o_sample, m_sample = o_next, m_next
+            b_raw, b_dy = b_raw_next, b_dy_next
+            o_next, m_next = sample_offsets(i_tile + parts, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+            b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        else:
+            o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_x = _centred(b_raw, b_mean, RAW)
         if ACT != "":
             if REMAKE:
@@ -273,9 +314,9 @@ def backward_sums_kernel(
             b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
             if THROUGH:
                 store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_first += summed_apart(b_dy.to(tl.float32), NEAR)
+        b_first += summed_apart(b_dy.to(tl.float32), ROWS, NEAR)
         if DIAG:
-            b_second += summed_apart(b_x * b_dy.to(tl.float32), NEAR)
+            b_second += summed_apart(b_x * b_dy.to(tl.float32), ROWS, NEAR)
         else:
             # masked samples have dy = 0, so their x does not count
             b_t = b_x if PROMOTE else b_x.to(b_raw.dtype)
@@ -292,8 +333,9 @@ def backward_apply_kernel(
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
-    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr, TERMS: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
+    AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    TERMS: tl.constexpr,
 ):  # fmt: skip
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy. Where there is not room for
     both matrices, one launch writes the terms "of x" and another adds the term "of dy".
@@ -334,12 +376,27 @@ def backward_apply_kernel(
             if RAW:
                 b_share = _mean_share(b_slope, b_mean, PROMOTE)
                 b_shift -= b_share * b_largest if HALF else b_share
-    for i_tile in range(i_part, tiles, parts):
-        o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        if TERMS != "of x":
-            b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+    if AHEAD:
+        i_next = from_the_end(i_part, tiles)
+        o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
+    for i_step in range(i_part, tiles, parts):
+        if AHEAD:
+            o_sample, m_sample = o_next, m_next
+            b_raw, b_dy = b_raw_next, b_dy_next
+            i_next = from_the_end(i_step + parts, tiles)
+            o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+            b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        else:
+            i_tile = from_the_end(i_step, tiles)
+            o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+            if TERMS != "of x":
+                b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            if TERMS != "of dy":
+                b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         if TERMS != "of dy":
-            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
             b_x = _centred(b_raw, b_mean, RAW)
         if ACT != "":
             b_s = _mapped(

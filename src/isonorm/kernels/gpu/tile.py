@@ -61,6 +61,12 @@ def sample_offsets(
 
 
 @triton.jit
+def from_the_end(i_step, tiles):
+    """The tile that a walk back comes to at a step; after the first tile, one that is not there."""
+    return tl.where(i_step < tiles, tiles - 1 - i_step, tiles)
+
+
+@triton.jit
 def load_tile(
     p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
 ):
@@ -140,14 +146,14 @@ def squared(b_t, b_sum, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def summed_apart(b_tile, NEAR: tl.constexpr):
-    """Sums over some of a tile's samples, for each channel: over those that one thread holds, so
-    that threads need to meet only once, after the last tile. NEAR: samples lie side by side.
+def summed_apart(b_tile, ROWS: tl.constexpr, NEAR: tl.constexpr):
+    """ROWS sums over a tile's samples for each channel: over those that one thread holds, so that
+    threads need to meet only once, after the last tile. NEAR: they lie side by side.
     """
-    BM: tl.constexpr = b_tile.shape[0]
+    EACH: tl.constexpr = b_tile.shape[0] // ROWS
     D: tl.constexpr = b_tile.shape[1]
     if NEAR:
-        b_sum = tl.sum(tl.reshape(b_tile, (BM // 8, 8, D)), 1)
+        b_sum = tl.sum(tl.reshape(b_tile, (ROWS, EACH, D)), 1)
     else:
-        b_sum = tl.sum(tl.reshape(b_tile, (BM // 16, 16, D)), 0)
+        b_sum = tl.sum(tl.reshape(b_tile, (EACH, ROWS, D)), 0)
     return b_sum
