@@ -17,8 +17,9 @@ from .launch import Launcher
 #: Channels that a program takes, at most, unless they are one group.
 CHANNELS = 64
 #: Tiles that a program with partial sums has at least, so that those stay small beside what they
-#: sum; and about as many as a program without them should have, and one that loads them ahead.
-TILES_TO_REDUCE, TILES_TO_MAP, TILES_AHEAD = 4, 12, 6
+#: sum; about as many as a program without them should have; and one whose tiles do not arrive by
+#: themselves, since they are loaded ahead, or are no operands of a product.
+TILES_TO_REDUCE, TILES_TO_MAP, TILES_TO_LOAD = 4, 12, 6
 #: CUDA's limit for the second dimension of a grid.
 MOST_PROGRAMS = 2**16 - 1
 
@@ -151,7 +152,8 @@ class Layout(NamedTuple):
             programs = min(wanted * self.multiprocessors // problems, tiles // TILES_TO_REDUCE)
         else:
             enough = triton.cdiv(wanted * self.multiprocessors, problems)
-            each = TILES_AHEAD if self.constants["AHEAD"] else TILES_TO_MAP
+            loads = self.diagonal or self.constants["AHEAD"]
+            each = TILES_TO_LOAD if loads else TILES_TO_MAP
             programs = min(max(enough, tiles // each), tiles)
         return max(1, min(programs, MOST_PROGRAMS))
 
@@ -234,7 +236,7 @@ def layout(
         and (vector >= 16 or ahead or promote)
         and (dtype == torch.bfloat16 or (dtype == torch.float16 and not promote))
     )
-    single = vector == dtype.itemsize
+    one_by_one = ahead and vector == dtype.itemsize
     groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
@@ -247,7 +249,7 @@ def layout(
         "RAW": raw,
         "ALIGN": align,
         "WIDTH": width,
-        "NEAR": ss < sc and not single,
+        "NEAR": ss < sc and not one_by_one,
         "AHEAD": ahead,
         "PROMOTE": promote,
     }
@@ -263,7 +265,7 @@ def layout(
         merged,
         4 if promote else dtype.itemsize,
         vector,
-        32 if single else 16,
+        32 if one_by_one else 16,
         product_precision(dtype, promote, precision),
         multiprocessors(device),
         (n, s // width, sn, sc // align, ss, se, features, size, groups),
