@@ -44,6 +44,13 @@ def test_condition_numbers_have_a_panel_with_the_epochs_that_have_one():
     np.testing.assert_allclose(panel.lines[0].get_xydata(), [[2, 100], [4, 10]])
 
 
+def test_condition_numbers_that_are_infinite_are_told_in_words():
+    conditioned, never = run_of((1.0, 10.0), (0.5, np.inf)), run_of((1.0, np.inf), (0.5, np.inf))
+    results = {"BN": [conditioned], "plain": [never], "LN": [run_of((1.0, np.nan), (0.5, np.nan))]}
+    *_, panel = figures.curves(results, "title").axes
+    assert [text.get_text() for text in panel.texts] == ["∞: plain"]
+
+
 def test_medians_and_quartiles_end_only_where_seeds_that_diverge_make_them_infinite():
     learns = [run_of(*[(loss, np.nan)] * 3) for loss in (1.0, 2.0, 3.0, 4.0, 5.0)]
     diverges = [run_of((9.0, np.nan), (np.nan, np.nan))] * 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil, isfinite
+from math import ceil, isfinite, isinf
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,7 @@ def _draw_row(
         _mark(error_axes, threshold)
     for axes in more:
         _dress(axes, "Condition number" + suffix, "{:g}")
+        _tell_infinite(axes, results)
     _cut_explosions(loss_axes, results)
     for axes in row:
         _thin_out_ticks(axes)
@@ -159,6 +160,19 @@ def _thin_out_ticks(axes: Axes) -> None:
     low, high = axes.get_ylim()
     if high > 1e4 * low:
         axes.yaxis.set_major_locator(LogLocator(numticks=9))
+
+
+def _tell_infinite(axes: Axes, results: dict[str, Sequence[Result]]) -> None:
+    """Names those whose condition numbers were measured, but leave no line to be seen."""
+    names = [
+        norm
+        for (norm, seeds), line in zip(results.items(), axes.lines, strict=True)
+        if not np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any()
+        and any(isinf(epoch.condition_number) for result in seeds for epoch in result.epochs)
+    ]
+    if names:
+        text = f"∞: {', '.join(names)}"
+        axes.text(0.02, 0.98, text, transform=axes.transAxes, va="top", fontsize=8, color="0.35")
 
 
 def _mark(axes: Axes, threshold: float) -> None:
