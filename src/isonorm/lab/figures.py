@@ -37,10 +37,10 @@ def curves(
     """Train loss and test error against epochs, and the condition number where it was measured; a
     line marks the test accuracy ``threshold``.
 
-    A line is the mean over seeds, and its band holds all of them; or, as in tables, it is their
-    median with the quartiles, of which a seed that diverged is the worst. Where that makes one of
-    these infinite, it ends; the legend says who diverged. Configurations named "BN, batch 2" have a
-    row for each second part of their names.
+    A line is the mean over seeds, and its band holds all of them; or it is their median with the
+    quartiles. Unlike in tables, which leave it out, a seed that diverged is the worst. Where that
+    makes a line infinite, it ends; the legend says who diverged. Configurations named "BN, batch 2"
+    have a row for each second part of their names.
     """
     parts = _parts(results)
     norms = list(dict.fromkeys(norm for part in parts.values() for norm in part))
