@@ -76,6 +76,18 @@ def test_a_condition_number_that_was_measured_once_can_be_seen():
     assert panel.lines[0].get_marker() == "o" and loss.lines[0].get_marker() == ""
 
 
+@pytest.mark.parametrize("spread", ["mean", "median"])
+def test_between_infinite_condition_numbers_is_a_gap_and_what_is_alone_there_is_a_point(spread):
+    numbers = (5.0, np.nan, np.inf, 7.0, np.inf, 8.0, 9.0)
+    trained = run_of(*((1.0, number) for number in numbers))
+    *_, panel = figures.curves({"BN": [trained] * 2}, "title", spread=spread).axes
+    (line,) = panel.lines
+    np.testing.assert_array_equal(line.get_xdata(), [1, 3, 4, 5, 6, 7])
+    np.testing.assert_array_equal(line.get_ydata(), [5, np.nan, 7, np.nan, 8, 9])
+    assert line.get_marker() == "o"
+    np.testing.assert_array_equal(line.get_markevery(), [True, False, True, False, False, False])
+
+
 def test_a_loss_that_explodes_leaves_the_picture():
     calm, explodes = ((2.0, np.nan), (0.1, np.nan)), ((3.0, np.nan), (1e30, np.nan))
     loss, _ = figures.curves({"a": [run_of(*calm)], "b": [run_of(*explodes)]}, "title").axes

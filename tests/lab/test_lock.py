@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -73,6 +74,17 @@ def test_a_lock_on_a_file_that_was_just_removed_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_lock", removed_first)
     with pytest.raises(InUse), sole_use(tmp_path, known=0):
         raise AssertionError("two would be here")
+
+
+def test_on_a_file_system_without_locks_runs_are_not_guarded(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    with sole_use(tmp_path, known=0):
+        assert list(files(tmp_path)) == [LOCK]
+    assert not files(tmp_path)
 
 
 def test_what_was_found_since_the_run_was_read_is_not_lost(tmp_path):

@@ -61,7 +61,7 @@ MEASURES: dict[str, Callable[[Result], float]] = {
 #: Measures that are fractions, which the papers and the tables give in percent.
 PERCENT = frozenset(name for name in MEASURES if name.endswith("error"))
 
-#: Of what else has a unit.
+#: What stands behind other measures in evidence; those that are not here have no unit.
 _UNITS = {
     **dict.fromkeys(("seconds_per_step", "seconds_per_epoch", "test_seconds"), " s"),
     "milliseconds": " ms",

@@ -37,10 +37,10 @@ def curves(
     """Train loss and test error against epochs, and the condition number where it was measured; a
     line marks the test accuracy ``threshold``.
 
-    A line is the mean over seeds, and its band holds all of them; or, as in tables, it is their
-    median with the quartiles, of which a seed that diverged is the worst. Where that makes one of
-    these infinite, it ends; the legend says who diverged. Configurations named "BN, batch 2" have a
-    row for each second part of their names.
+    A line is the mean over seeds, and its band holds all of them; or it is their median with the
+    quartiles. Unlike in tables, which leave it out, a seed that diverged is the worst. Where that
+    makes a line infinite, it ends; the legend says who diverged. Configurations named "BN, batch 2"
+    have a row for each second part of their names.
     """
     parts = _parts(results)
     norms = list(dict.fromkeys(norm for part in parts.values() for norm in part))
@@ -202,13 +202,24 @@ def _draw(
     values = np.full((len(seeds), longest), np.nan)
     for row, result in zip(values, seeds, strict=True):
         row[: len(result.epochs)] = [quantity(epoch) for epoch in result.epochs]
-    values[~np.isfinite(values)] = np.nan
     measured = ~np.isnan(values).all(axis=0)  # some quantities are, every hundredth epoch
     values, epochs = values[:, measured], np.arange(1, longest + 1)[measured]
-    marker = "o" if len(epochs) == 1 else ""  # a line through one point cannot be seen
+    values[np.isinf(values)] = np.nan  # a gap, not a line from one side of it to the other
     low, middle, high = _over_seeds(values, spread)
-    axes.plot(epochs, middle, color=colour, linestyle=dashes, marker=marker)
+    alone = _without_neighbours(middle)  # a line through one point cannot be seen
+    marker = "o" if alone.any() else ""
+    axes.plot(epochs, middle, color=colour, linestyle=dashes, marker=marker, markevery=alone)
     axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _without_neighbours(line: np.ndarray) -> np.ndarray:
+    """Which of its points stand between gaps.
+
+    >>> _without_neighbours(np.array([1, np.nan, 1, 1])).tolist()
+    [True, False, False, False]
+    """
+    there = np.pad(np.isfinite(line), 1)
+    return there[1:-1] & ~there[:-2] & ~there[2:]
 
 
 def _over_seeds(values: np.ndarray, spread: Spread) -> Sequence[np.ndarray]:

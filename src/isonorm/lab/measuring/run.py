@@ -161,12 +161,16 @@ def read(folder: Path, find: Callable[[str], Measurement]) -> Measuring:
         begun_on = records.told(content, "environment", dict)
     recipe = run_files.as_run(find(content["recipe"]), content)
     run_files.check_definition(recipe, content, folder)
+    with records.reading(folder / RESULT):
+        turns = [(run["name"], run["seed"]) for run in content["runs"]]
     with records.reading(folder / MEASUREMENTS):
-        results = _results(folder / MEASUREMENTS, recipe.measures)
+        measured = _measured(folder / MEASUREMENTS, recipe.measures)
+        results = {turn: measured[turn] for turn in turns}
     return Measuring(**begun, recipe=recipe, folder=folder, results=results, begun_on=begun_on)
 
 
-def _results(path: Path, measures: Sequence[str]) -> dict[Turn, Measured]:
+def _measured(path: Path, measures: Sequence[str]) -> dict[Turn, Measured]:
+    """By turn; one more than ``result.json`` names, where a process was killed between the two."""
     with path.open(encoding="utf-8", newline="") as file:
         return {
             (row["configuration"], int(row["seed"])): Measured(
