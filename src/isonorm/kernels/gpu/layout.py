@@ -22,6 +22,9 @@ CHANNELS = 64
 TILES_TO_REDUCE, TILES_TO_MAP, TILES_TO_LOAD = 4, 12, 6
 #: CUDA's limit for the second dimension of a grid.
 MOST_PROGRAMS = 2**16 - 1
+#: What 32 bits number, less what all programs' next tiles have, up to 128 samples each: those that
+#: are loaded ahead may lie past the end, and must not wrap around to the front.
+FARTHEST = 2**31 - 128 * MOST_PROGRAMS
 
 
 #: Products of float32 as two bfloat16: see ``stream``.
@@ -243,7 +246,7 @@ def layout(
         "SPAN": span,
         "MERGED": merged,
         "WHOLE": size == d and features % size == 0,
-        "I64": way.extent >= 2**31,
+        "I64": way.extent >= FARTHEST,
         "EXAMPLES": examples > 1,
         "DIAG": not matrix,
         "RAW": raw,
