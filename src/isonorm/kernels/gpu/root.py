@@ -363,8 +363,8 @@ def root_backward_kernel(
     b_variance = tl.load(p_cov + o_diagonal, mask=i_channel < size, other=0.0)
     b_sigma, s = _normalized(b_cov, b_variance, diagonal & m, i_channel < size, eps, FROBENIUS)
     b_dz = 0.5 * (b_dw + tl.trans(b_dw))
-    size_of_gradient = tl.max(tl.max(tl.abs(b_dz), 1), 0)
-    size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)
+    # at least what has a reciprocal in float32
+    size_of_gradient = tl.maximum(tl.max(tl.max(tl.abs(b_dz), 1), 0), 1e-37)
     b_dz *= 1.0 / size_of_gradient
     if QUINTIC:
         b_root = b_w * tl.sqrt(s)
