@@ -92,7 +92,7 @@ class Layout(NamedTuple):
     merged: bool  # whether the runs follow each other at the same stride
     operand: int  # bytes of what is multiplied
     vector: int  # bytes that a thread can load at once
-    rows: int  # threads that share a channel's samples, each with every so-many-th
+    rows: int  # threads that share a channel's samples, unless each has some that are NEAR
     precision: str  # of products
     multiprocessors: int
     numbers: tuple[int, ...]  # of the streaming kernels' signatures; tiles go before the last two
@@ -185,7 +185,7 @@ class Layout(NamedTuple):
         elif wide:
             tuning = Tuning(32, 4, 3, programs=4)
         else:
-            tuning = Tuning(64 if vector >= 4 else 128, 4, 2, programs=4)
+            tuning = Tuning(64, 4, 2, programs=4)
         if self.d > CHANNELS:  # registers for one program, or two of the smaller ones
             tile = 32 if self.crowded else min(tuning.tile, 64)
             tuning = tuning._replace(tile=tile, warps=8, programs=2)
