@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels.plan import make_plan
+from isonorm.kernels import plain
+from isonorm.kernels.plan import Problem, Sums, make_plan
+from isonorm.recovery import Affine
 from tests.kernels.checks import (
     BOTH,
     DEVICE,
@@ -19,6 +26,7 @@ from tests.kernels.checks import (
     passes,
     relative_error,
 )
+from tests.kernels.fused_checks import check_fused
 
 
 def check_edges() -> None:
@@ -167,3 +175,117 @@ def check_large_means(dtype) -> None:
         got = passes(*inputs, where, op, "triton", act)
         want = passes(*(t.double() for t in inputs), where, op, "torch", act)
         must_agree(got, want, 2 * TOLERANCE[dtype], op, act)
+
+
+def check_narrow_tiles() -> None:
+    """16-bit images of few bytes side by side: 7 × 7, whose numbers are loaded one by one, and
+    14 × 14, by four. Every program has several tiles, of which it loads the next ahead; the last
+    is not full.
+    """
+    newton, where = operation.whiten("newton", 3), area.batch(13)  # five groups, none shared
+    check((6, 65, 7, 7), where, newton, torch.float16, "nchw")
+    check_fused((6, 65, 7, 7), where, newton, torch.float16, "nchw", "silu", True)
+    check_fused((3, 65, 14, 14), where, newton, torch.float16, "nchw", "relu", True)
+    check((3, 192, 14, 14), area.batch(), operation.standardize(), torch.bfloat16, "nchw")
+
+
+def check_roots_for_bfloat16() -> None:
+    """The kernels on matrices as they are for bfloat16 input, whose own products the interpreter
+    cannot do: they take float32 and keep float16.
+    """
+    from isonorm.kernels.gpu.passes import Kinds, find_pass  # where there is Triton
+
+    n, groups = 64, 3
+    for size, steps in ((5, 0), (5, 1), (5, 2), (16, 5), (20, 7), (72, 3)):
+        where, newton = area.batch(size), operation.whiten("newton", steps)
+        plan = make_plan(where, newton, 1e-2, "", "triton")
+        x = torch.randn(n, groups * size, 1, device=DEVICE, dtype=torch.bfloat16)
+        block, b, d, m = plan.problem_shapes(*x.shape)[0]
+        run = find_pass(x, block, plan, Kinds(torch.float32, None, None))
+        assert run.root is not None and run.gradients is not None
+        lay = run.lay
+
+        def sums(first, second, lay=lay, d=d):
+            """(b, d) and (b, d, d) as the streaming kernels leave them."""
+            total = torch.zeros(lay.row, device=DEVICE)
+            vectors = total[: lay.problems * lay.d].view(-1, lay.d)
+            matrices = total[lay.problems * lay.d :].view(-1, lay.d, lay.d)
+            for group in range(groups):
+                program, place = divmod(group, lay.span)
+                own = slice(place * d, place * d + d)
+                vectors[program, own], matrices[program, own, own] = first[group], second[group]
+            return total
+
+        centred = x.double().view(n, groups, size).transpose(0, 1)
+        weight = torch.rand(groups * size, device=DEVICE) + 0.5
+        outer = torch.randn(b, d, d, device=DEVICE, dtype=torch.float64)
+        f = torch.randn(b, d, device=DEVICE, dtype=torch.float64)
+        mean, (cov, w, a, slope) = (
+            torch.zeros(b, d, device=DEVICE),
+            torch.empty(4, b, d, d, device=DEVICE),
+        )
+        shift, gains = torch.empty_like(mean), torch.empty(2, *run.gain_shape, device=DEVICE)
+        memo = torch.full(run.memo_shape, torch.nan, device=DEVICE)
+        total = sums(centred.sum(1), centred.mT @ centred)
+        run.root(*run.to_solve(total, mean, cov, w, memo))
+        outputs = (*gains, a, slope, shift)
+        run.gradients(*run.to_differentiate(sums(f, outer), cov, w, memo, weight, outputs))
+
+        exact = replace(plan, backend="torch")
+        want_mean = centred.mean(1)
+        want_cov = centred.mT @ centred / n - want_mean.unsqueeze(2) * want_mean.unsqueeze(1)
+        want_w, trail = plain.root(want_cov, exact)
+        problem = Problem(block, b, d, m, want_mean, want_cov, want_w, trail)
+        recovery = Affine(weight.double(), None)
+        want = plain.gradients(problem, Sums(f, outer), recovery, exact, m)
+        pairs = ((w, want_w), (a, want.a), (slope, want.slope), (shift, want.shift))
+        for g, expected in pairs:
+            assert relative_error(g, expected) < 5e-4, (size, steps, relative_error(g, expected))
+
+
+def check_vanishing_gradients() -> None:
+    """Gradients at the end of float32, as of a loss that is nearly nothing: small, and numbers."""
+    x, dy, *_ = make_inputs((8, 4, 3), torch.float32, "nchw")
+    with isonorm.backend("triton"):
+        leaf = x.requires_grad_()
+        y, _ = isonorm.functional.normalize(leaf, area=area.batch(4), operation="whiten")
+    (dx,) = torch.autograd.grad(y, leaf, dy * 1e-41)
+    assert dx.isfinite().all() and dx.abs().max() < 1e-37
+
+
+def check_loads_stay_inside() -> None:
+    """No program reads beside its input, also where the next tile is one that is not there."""
+    for shape in ((6, 65, 7, 7), (3, 65, 14, 14)):
+        surrounded, places = [], []
+        for t in make_inputs(shape, torch.float16, "nchw")[:2]:
+            around = torch.zeros(5 * t.numel(), dtype=t.dtype)
+            inner = around[2 * t.numel() : 3 * t.numel()].view(shape).copy_(t)
+            first, begin = around.data_ptr(), inner.data_ptr()
+            places.append((first, begin, begin + inner.nbytes, first + around.nbytes))
+            surrounded.append(inner)
+        x, dy = surrounded
+        weight, bias = torch.ones(65), torch.zeros(65)
+        with watched_loads(places) as counts:
+            passes(x, dy, weight, bias, area.batch(13), operation.whiten("newton"), "triton")
+        assert sum(counts) >= 5 * x.numel()  # three times x, twice dy
+
+
+@contextmanager
+def watched_loads(places: list[tuple[int, int, int, int]]) -> Iterator[list[int]]:
+    """How many numbers the interpreter's loads take, each of which must lie inside its place: that
+    is where memory begins, where its tensor begins and ends, and where memory ends.
+    """
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    counts, load = [], builder.create_masked_load
+
+    def watched(pointers, mask, *rest):
+        at = pointers.data[mask.data]
+        for first, begin, end, last in places:
+            near = at[(at >= first) & (at < last)]
+            assert ((near >= begin) & (near < end)).all()
+            counts.append(near.size)
+        return load(pointers, mask, *rest)
+
+    with patch.object(builder, "create_masked_load", watched):
+        yield counts

@@ -24,9 +24,12 @@ from tests.kernels.edge_checks import (
     check_formats,
     check_gradients_of_full_whitening,
     check_large_means,
+    check_narrow_tiles,
     check_parameters_alone,
     check_range_of_float16,
+    check_roots_for_bfloat16,
     check_tracers,
+    check_vanishing_gradients,
 )
 from tests.kernels.fast_path_checks import (
     LAYERS,
@@ -155,6 +158,21 @@ def test_gradients_of_full_whitening() -> None:
 @pytest.mark.gpu
 def test_the_range_of_float16() -> None:
     check_range_of_float16()
+
+
+@pytest.mark.gpu
+def test_gradients_at_the_end_of_float32() -> None:
+    check_vanishing_gradients()
+
+
+@pytest.mark.gpu
+def test_tiles_that_are_loaded_ahead() -> None:
+    check_narrow_tiles()
+
+
+@pytest.mark.gpu
+def test_roots_for_bfloat16() -> None:
+    check_roots_for_bfloat16()
 
 
 @pytest.mark.gpu

@@ -18,7 +18,8 @@ from tests.kernels.checks import (
 )
 from tests.kernels.edge_checks import (
     check_edges, check_formats, check_gradients_of_full_whitening, check_large_means,
-    check_parameters_alone, check_range_of_float16, check_tracers
+    check_loads_stay_inside, check_narrow_tiles, check_parameters_alone, check_range_of_float16,
+    check_roots_for_bfloat16, check_tracers, check_vanishing_gradients
 )
 from tests.kernels.fused_checks import (
     COLORED, FUSED, check_colored, check_fused, check_fused_operators, check_twice_differentiated
@@ -68,6 +69,10 @@ check_edges()
 check_formats()
 check_parameters_alone()
 check_range_of_float16()
+check_vanishing_gradients()
+check_narrow_tiles()
+check_loads_stay_inside()
+check_roots_for_bfloat16()
 check_large_means(torch.float16)
 check_large_groups(torch.float32, "nchw")
 check_fused((2, 72, 4, 5), area.batch(72), OPERATIONS[2], torch.float32, "nchw", "silu", True)

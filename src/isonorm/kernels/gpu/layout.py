@@ -22,6 +22,9 @@ CHANNELS = 64
 TILES_TO_REDUCE, TILES_TO_MAP, TILES_TO_LOAD = 4, 12, 6
 #: CUDA's limit for the second dimension of a grid.
 MOST_PROGRAMS = 2**16 - 1
+#: What 32 bits number, less what all programs' next tiles have, up to 128 samples each: those that
+#: are loaded ahead may lie past the end, and must not wrap around to the front.
+FARTHEST = 2**31 - 128 * MOST_PROGRAMS
 
 
 #: Products of float32 as two bfloat16: see ``stream``.
@@ -89,7 +92,7 @@ class Layout(NamedTuple):
     merged: bool  # whether the runs follow each other at the same stride
     operand: int  # bytes of what is multiplied
     vector: int  # bytes that a thread can load at once
-    rows: int  # threads that share a channel's samples, each with every so-many-th
+    rows: int  # threads that share a channel's samples, unless each has some that are NEAR
     precision: str  # of products
     multiprocessors: int
     numbers: tuple[int, ...]  # of the streaming kernels' signatures; tiles go before the last two
@@ -182,7 +185,7 @@ class Layout(NamedTuple):
         elif wide:
             tuning = Tuning(32, 4, 3, programs=4)
         else:
-            tuning = Tuning(64 if vector >= 4 else 128, 4, 2, programs=4)
+            tuning = Tuning(64, 4, 2, programs=4)
         if self.d > CHANNELS:  # registers for one program, or two of the smaller ones
             tile = 32 if self.crowded else min(tuning.tile, 64)
             tuning = tuning._replace(tile=tile, warps=8, programs=2)
@@ -243,7 +246,7 @@ def layout(
         "SPAN": span,
         "MERGED": merged,
         "WHOLE": size == d and features % size == 0,
-        "I64": way.extent >= 2**31,
+        "I64": way.extent >= FARTHEST,
         "EXAMPLES": examples > 1,
         "DIAG": not matrix,
         "RAW": raw,

@@ -78,6 +78,15 @@ def _polynomial(b_z, b_eye, k, STEPS: tl.constexpr, QUINTIC: tl.constexpr, PRECI
 
 
 @triton.jit
+def _times_step(b_left, b_z, k, STEPS: tl.constexpr, PRECISION: tl.constexpr):
+    """left·Q of Newton's step k, where Q = a + b·Z: what a gives is not rounded for a product, and
+    is most of it, since Z is small until it is near I.
+    """
+    a, b = _coefficient(k, 0, STEPS), _coefficient(k, 1, STEPS)
+    return a * b_left + b * _product(b_left, b_z, PRECISION)
+
+
+@triton.jit
 def _normalized(b_cov, b_variance, diagonal, m_channel, eps, FROBENIUS: tl.constexpr):
     """Σ_N = (Σ + εI)/s and s, given Σ's diagonal, too: a few numbers are quickly added."""
     b_sigma = b_cov + tl.where(diagonal, eps, 0.0)
@@ -235,13 +244,17 @@ def root_kernel(
         b_p = b_q
         if T > 1:
             for k in range(1, T):
-                b_b = _product(b_z, b_q, PRECISION)
-                b_z = _product(b_b, b_q, PRECISION)
-                if not QUINTIC:
+                if QUINTIC:
+                    b_b = _product(b_z, b_q, PRECISION)
+                    b_z = _product(b_b, b_q, PRECISION)
+                    b_q = _polynomial(b_z, b_eye, k, STEPS, QUINTIC, PRECISION)
+                    b_p = _product(b_p, b_q, PRECISION)
+                else:
+                    b_b = _times_step(b_z, b_z, k - 1, STEPS, PRECISION)
+                    b_z = _times_step(b_b, b_z, k - 1, STEPS, PRECISION)
                     _keep(p_memo, k - 1, groups, size, o, m, b_z)
                     _keep(p_memo, T + k - 2, groups, size, o, m, b_p)
-                b_q = _polynomial(b_z, b_eye, k, STEPS, QUINTIC, PRECISION)
-                b_p = _product(b_p, b_q, PRECISION)
+                    b_p = _times_step(b_p, b_z, k, STEPS, PRECISION)
     b_w = b_p * (1.0 / tl.sqrt(s))
     tl.store(p_w + o, b_w, mask=m)
     if AVERAGE != "":
@@ -256,15 +269,16 @@ def root_kernel(
 
 
 @triton.jit
-def _next_direction(b_z, b_dz, a, b, PRECISION: tl.constexpr):
-    """That of Z ← Q·Z·Q with Q = a + b·Z: a·U + b·(ZU + ZUᵀ + UZ), where U = dZ·Q.
+def _next_direction(b_z, b_dz, k, STEPS: tl.constexpr, PRECISION: tl.constexpr):
+    """That of Z ← Q·Z·Q in step k, with Q = a + b·Z: a·U + b·(ZU + ZUᵀ + UZ), where U = dZ·Q.
 
     Tensor cores read operands in float16 either way, so that three products cost less than two
     matrices of float32 turned over between threads. With three terms each it is the other way, and
     large matrices have no room for so many operands: there Q·dZ·Q, being symmetric, is half of
     itself and the transpose of that.
     """
-    b_u = a * b_dz + b * _product(b_dz, b_z, PRECISION)
+    a, b = _coefficient(k, 0, STEPS), _coefficient(k, 1, STEPS)
+    b_u = _times_step(b_dz, b_z, k, STEPS, PRECISION)
     if PRECISION == "float16" and b_z.shape[0] <= 64:
         b_left, b_right = b_z.to(tl.float16), b_u.to(tl.float16)
         b_sum = tl.dot(b_left, b_right)
@@ -291,14 +305,12 @@ def _derivative_of_steps(
     if T > 1:
         b_z = b_z.to(p_memo.dtype.element_ty)
         for k in range(1, T):
-            a, b = _coefficient(k - 1, 0, STEPS), _coefficient(k - 1, 1, STEPS)
-            b_dz = _next_direction(b_z, b_dz, a, b, PRECISION)
+            b_dz = _next_direction(b_z, b_dz, k - 1, STEPS, PRECISION)
             # dP·Q + P·dQ
-            a, b = _coefficient(k, 0, STEPS), _coefficient(k, 1, STEPS)
             b_z = tl.load(p_memo + (k - 1) * stride + o, mask=m, other=0.0)
-            b_dp = a * b_dp + b * _product(b_dp, b_z, PRECISION)
+            b_dp = _times_step(b_dp, b_z, k, STEPS, PRECISION)
             b_p = tl.load(p_memo + (T + k - 2) * stride + o, mask=m, other=0.0)
-            b_dp += _product(b_p, b * b_dz, PRECISION)
+            b_dp += _product(b_p, _coefficient(k, 1, STEPS) * b_dz, PRECISION)
     return b_dp
 
 
@@ -363,8 +375,8 @@ def root_backward_kernel(
     b_variance = tl.load(p_cov + o_diagonal, mask=i_channel < size, other=0.0)
     b_sigma, s = _normalized(b_cov, b_variance, diagonal & m, i_channel < size, eps, FROBENIUS)
     b_dz = 0.5 * (b_dw + tl.trans(b_dw))
-    size_of_gradient = tl.max(tl.max(tl.abs(b_dz), 1), 0)
-    size_of_gradient = tl.where(size_of_gradient > 0.0, size_of_gradient, 1.0)
+    # at least what has a reciprocal in float32
+    size_of_gradient = tl.maximum(tl.max(tl.max(tl.abs(b_dz), 1), 0), 1e-37)
     b_dz *= 1.0 / size_of_gradient
     if QUINTIC:
         b_root = b_w * tl.sqrt(s)

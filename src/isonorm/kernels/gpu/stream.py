@@ -376,7 +376,7 @@ def backward_apply_kernel(
             if RAW:
                 b_share = _mean_share(b_slope, b_mean, PROMOTE)
                 b_shift -= b_share * b_largest if HALF else b_share
-    if AHEAD:
+    if AHEAD:  # 16-bit input, which has room for both terms
         i_next = from_the_end(i_part, tiles)
         o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
         b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
