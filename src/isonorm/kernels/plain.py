@@ -45,11 +45,11 @@ def moments(work: Work, plan: Plan) -> Statistics:
         if plan.operation.centers:
             pivot = chunk.sum(area.axes("m"), dtype=ops.dtype).div_(m).reshape(b, d)
             tile = ops.centred_tile(rows, pivot)
-            about_pivot = Statistics(m, pivot, ops.outer(tile, tile).div_(m))
+            about_pivot = Statistics(m, pivot, ops.square(tile).div_(m))
             parts.append(about_mean(about_pivot, ops.total(tile).div_(m)))
         else:
             mean, tile = chunk.new_zeros((b, d), dtype=ops.dtype), ops.tile(chunk)
-            parts.append(Statistics(m, mean, ops.outer(tile, tile).div_(m)))
+            parts.append(Statistics(m, mean, ops.square(tile).div_(m)))
     if not parts or not parts[0].count:
         b, d, _ = area.problem_shape(block, ops.shape[0], ops.shape[3])
         zeros = ops.source.new_zeros

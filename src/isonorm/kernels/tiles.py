@@ -37,6 +37,9 @@ CHUNK_NUMEL_ELSEWHERE = 1 << 26
 #: Positions from which a product per example beats gathering examples first.
 MIN_ROW_LENGTH = 128
 
+#: Features from which three quarters of a symmetric product, in two calls, beat the whole in one.
+MIN_TO_HALVE = 64
+
 
 def chunk_length(shape: Sequence[int], device: torch.device) -> int:
     """Examples in a chunk of an (N, K, c, S) view. Chunks are even: a short last one costs as many
@@ -145,6 +148,10 @@ class Layout:
         """Σ over samples of left·rightᵀ, (b, d, d)."""
         raise NotImplementedError
 
+    def square(self, tile: Tensor) -> Tensor:
+        """Σ over samples of tile·tileᵀ, (b, d, d)."""
+        return self.outer(tile, tile)
+
     def product(
         self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
     ) -> Tensor:
@@ -240,8 +247,17 @@ class Rows(Layout):
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
         room = None  # what is not summed is the result
         if self.spans_batch:
-            room = self.room("outer", (len(left), self.d, self.d))
+            room = self.room("outer", (len(left), left.shape[1], right.shape[1]))
         return self._over_examples(torch.bmm(left, right.mT, out=room))
+
+    def square(self, tile: Tensor) -> Tensor:
+        if not self.spans_batch or self.d < MIN_TO_HALVE or not tile.is_cpu:
+            return self.outer(tile, tile)
+        upper, lower = tile.split([self.d // 2, self.d - self.d // 2], dim=1)
+        columns = self.outer(tile, upper)
+        corner = self.outer(lower, lower)
+        turned = columns[:, upper.shape[1] :].mT  # the upper right block, as below the diagonal
+        return torch.cat([columns, torch.cat([turned, corner], dim=1)], dim=2)
 
     def _over_examples(self, sums: Tensor) -> Tensor:
         return sums.view(-1, self.p, *sums.shape[1:]).sum(0) if self.spans_batch else sums
