@@ -34,6 +34,12 @@ def test_every_composition_agrees_with_the_reference(area, operation, shape):
     assert_paths_agree(correlated(*shape), area, operation)
 
 
+@pytest.mark.parametrize("size", [tiles.MIN_TO_HALVE, tiles.MIN_TO_HALVE + 1])
+def test_a_symmetric_product_made_by_halves_is_whole(size):
+    x = correlated(3, 2 * size, tiles.MIN_ROW_LENGTH)
+    assert_paths_agree(x, areas.batch(size), operations.whiten("newton", 3))
+
+
 SHAPES = {
     "rank 2": (12, C),
     "rank 3": (5, C, 9),
