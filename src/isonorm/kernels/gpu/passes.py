@@ -29,7 +29,9 @@ Constants = dict[str, object]
 #: Running averages are ``fast_path``'s to ask for.
 NO_AVERAGE: Constants = {"AVERAGE": ""}
 
-#: Parts, columns and warps of a program that adds up a few parts, and of one with many.
+#: Parts, columns and warps of a program that adds up few parts, so many at most, and of one with
+#: more.
+MOST_OF_FEW = 32
 FEW, MANY = (8, 64, 1), (64, 32, 4)
 #: Problems that a program differentiates.
 SCALES = 256
@@ -225,7 +227,7 @@ def _sum_of_parts(reducing: Launcher, lay: Layout) -> Launcher | None:
     _, parts = reducing.grid
     if parts == 1:
         return None
-    rows, columns, warps = FEW if parts <= 32 else MANY
+    rows, columns, warps = FEW if parts <= MOST_OF_FEW else MANY
     constants: Constants = {"PARTS": rows, "COLUMNS": columns, "num_warps": warps}
     programs = triton.cdiv(lay.row, columns)
     return _launcher("sum_parts_kernel", programs, (parts, lay.row), constants)
@@ -245,7 +247,7 @@ def _root_constants(
         "QUINTIC": quintic,
         "FROBENIUS": quintic,
         "PRECISION": precision,
-        "HALF": half,
+        "HALF_MEMO": half,
         "num_warps": 1 if d <= 16 else 4 if d <= CHANNELS else 8,
         "num_stages": 3 if half and d <= CHANNELS else 1,  # of the memo, on its way
     }

@@ -13,7 +13,7 @@ beyond its range: all iterates of a few Newton steps are of size 1 at most, or l
 gradients are scaled to be, since the derivative is linear in them. Low halves are kept 2048 times
 as large, so that they have all their bits, too. For bfloat16 input one term of float16 is enough:
 W and slope are rounded to bfloat16 before they meet it, which loses more. The memo is in float16
-then, too: it has room for float32, and HALF of it is used.
+then, too, HALF_MEMO: it takes half of the room that float32 would.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def _normalized(b_cov, b_variance, diagonal, m_channel, eps, FROBENIUS: tl.const
 
 
 @triton.jit
-def _memo(p_memo, HALF: tl.constexpr):
+def _memo(p_memo, HALF_MEMO: tl.constexpr):
     """Where the memo lies, as a pointer to the numbers it has."""
-    return p_memo.to(tl.pointer_type(tl.float16)) if HALF else p_memo
+    return p_memo.to(tl.pointer_type(tl.float16)) if HALF_MEMO else p_memo
 
 
 @triton.jit
@@ -224,11 +224,11 @@ def root_kernel(
     eps, momentum, unbiased, count, channels, size,
     CENTER: tl.constexpr, ONE_SIDED: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
-    PRECISION: tl.constexpr, HALF: tl.constexpr, AVERAGE: tl.constexpr,
+    PRECISION: tl.constexpr, HALF_MEMO: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
     """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way, and their running averages."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
-    p_memo = _memo(p_memo, HALF)
+    p_memo = _memo(p_memo, HALF_MEMO)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
     b_cov, b_variance = _statistics(
@@ -343,7 +343,7 @@ def root_backward_kernel(
     p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
     STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
     QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    HALF: tl.constexpr,
+    HALF_MEMO: tl.constexpr,
 ):  # fmt: skip
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m. STEPS are those of the derivative."""
     i_group, groups = tl.program_id(0), tl.num_programs(0)
@@ -382,7 +382,7 @@ def root_backward_kernel(
         b_root = b_w * tl.sqrt(s)
         b_dp = _derivative_of_inverse_root(b_sigma, b_root, b_dz, diagonal, STEPS, PRECISION)
     else:
-        p_memo = _memo(p_memo, HALF)
+        p_memo = _memo(p_memo, HALF_MEMO)
         b_dp = _derivative_of_steps(p_memo, b_sigma, b_dz, groups, size, o, m, D, STEPS, PRECISION)
     b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
     tl.debug_barrier()  # so that Σ is read again here, rather than in registers all the while

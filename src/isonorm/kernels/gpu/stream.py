@@ -40,11 +40,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .mapping import activated, centred, load_map, mapped, mean_share, through_activation
 from .tile import (
     entries,
     features,
     from_the_end,
-    halves,
     load_tile,
     multiplied,
     sample_offsets,
@@ -53,94 +53,6 @@ from .tile import (
     summed_apart,
     whole,
 )
-
-
-@triton.jit
-def _load_map(
-    p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-    b_mean, D: tl.constexpr, SPAN: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr,
-    BIAS: tl.constexpr, RAW: tl.constexpr, PROMOTE: tl.constexpr,
-):  # fmt: skip
-    """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ and β, RAW less
-    γ·Wμ.
-    """
-    b_weight = tl.full((D,), 1.0, tl.float32)
-    if WEIGHT:
-        b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
-    b_bias = tl.zeros((D,), tl.float32)
-    if BIAS:
-        b_bias = tl.load(p_bias + i_own, mask=m_channel, other=0.0).to(tl.float32)
-    if DIAG:
-        b_w = tl.load(p_w + i_global, mask=m_channel, other=0.0)
-    else:
-        i_channel = tl.arange(0, D)
-        o_w, m_w = entries(i_channel[None, :], i_channel[:, None], i_group, size, SPAN)
-        b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
-        if not PROMOTE:
-            b_w = b_w.to(p_x.dtype.element_ty)
-        if RAW:
-            b_bias -= b_weight * _mean_share(b_w, b_mean, PROMOTE)
-    return b_w, b_weight, b_bias
-
-
-@triton.jit
-def _mean_share(b_matrix, b_mean, PROMOTE: tl.constexpr):
-    """What μ adds to every sample's product with a matrix, rounded as ``multiplied`` rounds it."""
-    b_rounded = b_matrix.to(tl.float32)
-    if PROMOTE:
-        b_high, b_low = halves(b_matrix, "")
-        b_rounded = b_high.to(tl.float32) + b_low.to(tl.float32)
-    return tl.sum(b_rounded * b_mean[:, None], 0)
-
-
-@triton.jit
-def _centred(b_raw, b_mean, RAW: tl.constexpr):
-    """A tile less its mean in float32; RAW, as it is."""
-    if RAW:
-        b_x = b_raw
-    else:
-        b_x = b_raw.to(tl.float32) - b_mean[None, :]
-    return b_x
-
-
-@triton.jit
-def _mapped(
-    b_x, b_w, b_weight, b_bias, p_x,
-    DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    RAW: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """γ·W(x − μ) + β of a centred tile, or of a RAW one, in float32."""
-    if DIAG:
-        b_y = b_x * b_w[None, :]
-    else:
-        b_t = b_x if PROMOTE else b_x.to(p_x.dtype.element_ty)
-        b_y = multiplied(b_t, b_w, tl.zeros(b_x.shape, tl.float32), PRECISION)
-    if WEIGHT:
-        b_y *= b_weight[None, :]
-    if BIAS or RAW:
-        b_y += b_bias[None, :]
-    return b_y
-
-
-@triton.jit
-def _activated(b_s, ACT: tl.constexpr):
-    """act(s). Comparisons are such that NaN passes."""
-    if ACT == "relu":
-        b_s = tl.where(b_s < 0.0, 0.0, b_s)
-    if ACT == "silu":
-        b_s = b_s / (1.0 + tl.exp(-b_s))
-    return b_s
-
-
-@triton.jit
-def _through_activation(b_dy, b_s, ACT: tl.constexpr):
-    """act′(s)·dy."""
-    if ACT == "relu":
-        b_dy = tl.where(b_s <= 0.0, 0.0, b_dy)
-    if ACT == "silu":
-        b_sigmoid = 1.0 / (1.0 + tl.exp(-b_s))
-        b_dy = b_dy * b_sigmoid * (1.0 + b_s * (1.0 - b_sigmoid))
-    return b_dy
 
 
 @triton.jit
@@ -229,7 +141,7 @@ def apply_kernel(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
     )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
-    b_w, b_weight, b_bias = _load_map(
+    b_w, b_weight, b_bias = load_map(
         p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
         b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
     )  # fmt: skip
@@ -248,14 +160,14 @@ def apply_kernel(
             i_tile = from_the_end(i_step, tiles)
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
             b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_x = _centred(b_raw, b_mean, RAW)
-        b_y = _mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION)
+        b_x = centred(b_raw, b_mean, RAW)
+        b_y = mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION)
         if RESIDUAL:
             b_residual = load_tile(
                 p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
             )
             b_y += b_residual.to(tl.float32)
-        b_y = _activated(b_y, ACT)
+        b_y = activated(b_y, ACT)
         store_tile(p_y, b_y, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
 
 
@@ -279,7 +191,7 @@ def backward_sums_kernel(
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     REMAKE: tl.constexpr = ACT == "silu" or (ACT == "relu" and not EXTRA)
     if REMAKE:
-        b_w, b_weight, b_bias = _load_map(
+        b_w, b_weight, b_bias = load_map(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
             b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
         )  # fmt: skip
@@ -300,10 +212,10 @@ def backward_sums_kernel(
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
             b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
             b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-        b_x = _centred(b_raw, b_mean, RAW)
+        b_x = centred(b_raw, b_mean, RAW)
         if ACT != "":
             if REMAKE:
-                b_s = _mapped(
+                b_s = mapped(
                     b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION
                 )
             if EXTRA:
@@ -311,7 +223,7 @@ def backward_sums_kernel(
                     p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
                 ).to(tl.float32)
                 b_s = b_s + b_extra if REMAKE else b_extra
-            b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
+            b_dy = through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
             if THROUGH:
                 store_tile(p_g, b_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         b_first += summed_apart(b_dy.to(tl.float32), ROWS, NEAR)
@@ -350,7 +262,7 @@ def backward_apply_kernel(
     # slope grows as dy/x² does, beyond float16 in both directions: its entries are scaled to be ≤ 1
     HALF: tl.constexpr = p_x.dtype.element_ty == tl.float16 and not PROMOTE
     if ACT != "":
-        b_w, b_weight, b_bias = _load_map(
+        b_w, b_weight, b_bias = load_map(
             p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
             b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
         )  # fmt: skip
@@ -374,7 +286,7 @@ def backward_apply_kernel(
             if not PROMOTE:
                 b_slope = b_slope.to(p_x.dtype.element_ty)
             if RAW:
-                b_share = _mean_share(b_slope, b_mean, PROMOTE)
+                b_share = mean_share(b_slope, b_mean, PROMOTE)
                 b_shift -= b_share * b_largest if HALF else b_share
     if AHEAD:  # 16-bit input, which has room for both terms
         i_next = from_the_end(i_part, tiles)
@@ -397,12 +309,12 @@ def backward_apply_kernel(
             if TERMS != "of dy":
                 b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
         if TERMS != "of dy":
-            b_x = _centred(b_raw, b_mean, RAW)
+            b_x = centred(b_raw, b_mean, RAW)
         if ACT != "":
-            b_s = _mapped(
+            b_s = mapped(
                 b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION
             )
-            b_dy = _through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
+            b_dy = through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
         if DIAG:
             b_dx = b_dy.to(tl.float32) * b_a[None, :] + b_x * b_slope[None, :] + b_shift[None, :]
         else:
