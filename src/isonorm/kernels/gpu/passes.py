@@ -249,7 +249,7 @@ def _root_constants(
         "PRECISION": precision,
         "HALF_MEMO": half,
         "num_warps": 1 if d <= 16 else 4 if d <= CHANNELS else 8,
-        "num_stages": 3 if half and d <= CHANNELS else 1,  # of the memo, on its way
+        "num_stages": 2 if half and d <= CHANNELS else 1,  # of the memo, on its way
     }
 
 

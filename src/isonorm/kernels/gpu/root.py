@@ -352,16 +352,22 @@ def root_backward_kernel(
     i_global = i_group * size + i_channel
     m_channel = (i_channel < size) & (i_global < channels)
     o_first, o_second, _ = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
-    b_f = tl.load(p_total + o_first, mask=i_channel < size, other=0.0)
-    tl.store(p_dbias + i_global, b_f, mask=m_channel)
+    # Loads come first, so that one wait is enough for all.
     b_dw = tl.load(p_total + o_second, mask=m, other=0.0)
     b_w = tl.load(p_w + o, mask=m, other=0.0)
+    b_cov = tl.load(p_cov + o, mask=m, other=0.0)
+    o_diagonal = i_group.to(tl.int64) * size * size + i_channel * (size + 1)
+    b_variance = tl.load(p_cov + o_diagonal, mask=i_channel < size, other=0.0)
+    b_f = tl.load(p_total + o_first, mask=i_channel < size, other=0.0)
+    if WEIGHT:
+        i_own = (i_group % groups_of_example) * size + i_channel
+        b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
+
+    tl.store(p_dbias + i_global, b_f, mask=m_channel)
     b_gain = tl.sum(b_w * b_dw, 1)
     tl.store(p_dweight + i_global, b_gain, mask=m_channel)
     b_a = b_w
     if WEIGHT:
-        i_own = (i_group % groups_of_example) * size + i_channel
-        b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
         b_dw *= b_weight[:, None]
         b_a = b_w * b_weight[:, None]
         b_gain *= b_weight
@@ -370,13 +376,10 @@ def root_backward_kernel(
     tl.store(p_shift + i_global, -tl.sum(b_a * b_f[:, None], 0) * share, mask=m_channel)
     inner = 0.5 * tl.sum(b_gain, 0)
 
-    b_cov = tl.load(p_cov + o, mask=m, other=0.0)
-    o_diagonal = i_group.to(tl.int64) * size * size + i_channel * (size + 1)
-    b_variance = tl.load(p_cov + o_diagonal, mask=i_channel < size, other=0.0)
     b_sigma, s = _normalized(b_cov, b_variance, diagonal & m, i_channel < size, eps, FROBENIUS)
     b_dz = 0.5 * (b_dw + tl.trans(b_dw))
     # at least what has a reciprocal in float32
-    size_of_gradient = tl.maximum(tl.max(tl.max(tl.abs(b_dz), 1), 0), 1e-37)
+    size_of_gradient = tl.maximum(tl.max(tl.abs(b_dz)), 1e-37)
     b_dz *= 1.0 / size_of_gradient
     if QUINTIC:
         b_root = b_w * tl.sqrt(s)
@@ -384,10 +387,11 @@ def root_backward_kernel(
     else:
         p_memo = _memo(p_memo, HALF_MEMO)
         b_dp = _derivative_of_steps(p_memo, b_sigma, b_dz, groups, size, o, m, D, STEPS, PRECISION)
-    b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
     tl.debug_barrier()  # so that Σ is read again here, rather than in registers all the while
-    b_sigma = (tl.load(p_cov + o, mask=m, other=0.0) + tl.where(diagonal & m, eps, 0.0)) * (1.0 / s)
-    through = tl.sum(tl.sum(b_grad * b_sigma, 1), 0) + inner
+    b_cov = tl.load(p_cov + o, mask=m, other=0.0)
+    b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
+    b_sigma = (b_cov + tl.where(diagonal & m, eps, 0.0)) * (1.0 / s)
+    through = tl.sum(b_grad * b_sigma) + inner
     if FROBENIUS:
         b_grad -= through * b_sigma
     else:
