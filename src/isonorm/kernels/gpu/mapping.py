@@ -32,8 +32,8 @@ def load_map(
         b_w = tl.load(p_w + i_global, mask=m_channel, other=0.0)
     else:
         i_channel = tl.arange(0, D)
-        o_w, m_w = entries(i_channel[None, :], i_channel[:, None], i_group, size, SPAN)
-        b_w = tl.load(p_w + o_w, mask=m_w, other=0.0)
+        o_w, m_w = entries(i_channel[:, None], i_channel[None, :], i_group, size, SPAN)
+        b_w = tl.trans(tl.load(p_w + o_w, mask=m_w, other=0.0))
         if not PROMOTE:
             b_w = b_w.to(p_x.dtype.element_ty)
         if RAW:
