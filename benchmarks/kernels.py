@@ -38,13 +38,11 @@ KERNELS = {
     "sums": "backward_sums_kernel",
     "backward_apply": "backward_apply_kernel",
 }
-TILES, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (2, 3, 4)
-PROGRAMS = {
-    "moments": (1, 2, 3, 4, 8),
-    "apply": (4, 8, 16, 64),
-    "sums": (1, 2, 3, 4, 8),
-    "backward_apply": (4, 8, 16, 64),
-}
+TILE, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (1, 2, 3, 4)
+#: Programs for each multiprocessor, and tiles for each program: see ``Tuning``.
+REDUCING = [(programs, 4) for programs in (1, 2, 3, 4, 8)]
+MAPPING = [(programs, tiles) for programs in (2, 4) for tiles in (4, 8, 12, 24)]
+SHARING = {"moments": REDUCING, "apply": MAPPING, "sums": REDUCING, "backward_apply": MAPPING}
 
 
 def microseconds(step: Step, launches: int = 20, rounds: int = 5) -> float:
@@ -101,7 +99,7 @@ class Kernels:
             self.back, self.dy, self.problem, recovery, self.plan, self.run.m
         )
         lay = self.run.lay
-        most = max(PROGRAMS["moments"] + PROGRAMS["sums"]) * lay.multiprocessors
+        most = max(programs for programs, _ in REDUCING) * lay.multiprocessors
         parts = 1 + most // lay.problems  # that programs of any tuning may leave
         self.total = torch.empty(parts, lay.row, device="cuda")
 
@@ -175,11 +173,11 @@ def time_variants(kernels: Kernels, name: str, share: tuple[int, int] | None) ->
 
     usual = kernels.run.lay.tuning(KERNELS[name])
     want = kernels.outcome(name)
-    for number, numbers in enumerate(product(TILES, WARPS, STAGES, PROGRAMS[name])):
-        tuning = Tuning(*numbers)
-        found: dict = {"kernel": name, "tuning": numbers, "usual": tuning == usual}
+    for number, (*shape, sharing) in enumerate(product(TILE, WARPS, STAGES, SHARING[name])):
+        tuning = Tuning(*shape, *sharing)
+        found: dict = {"kernel": name, "tuning": tuple(tuning), "usual": tuning == usual}
         mine = share is None or number % share[1] == share[0]
-        compiles = share is not None and tuning.programs == PROGRAMS[name][0]
+        compiles = share is not None and sharing == SHARING[name][0]
         try:
             if compiles and mine:
                 kernels.launch(name, tuning)()

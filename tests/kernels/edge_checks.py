@@ -179,13 +179,14 @@ def check_large_means(dtype) -> None:
 
 def check_narrow_tiles() -> None:
     """16-bit images of few bytes side by side: 7 × 7, whose numbers are loaded one by one, and
-    14 × 14, by four. Every program has several tiles, of which it loads the next ahead; the last
-    is not full.
+    14 × 14, by four, both compiled for their positions, unlike 17 × 17. Every program has several
+    tiles, of which it loads the next ahead; the last is not full.
     """
     newton, where = operation.whiten("newton", 3), area.batch(13)  # five groups, none shared
     check((6, 65, 7, 7), where, newton, torch.float16, "nchw")
     check_fused((6, 65, 7, 7), where, newton, torch.float16, "nchw", "silu", True)
     check_fused((3, 65, 14, 14), where, newton, torch.float16, "nchw", "relu", True)
+    check((2, 26, 17, 17), where, newton, torch.float16, "nchw")
     check((3, 192, 14, 14), area.batch(), operation.standardize(), torch.bfloat16, "nchw")
 
 

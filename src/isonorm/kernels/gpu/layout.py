@@ -17,9 +17,12 @@ from .launch import Launcher
 #: Channels that a program takes, at most, unless they are one group.
 CHANNELS = 64
 #: Tiles that a program with partial sums has at least, so that those stay small beside what they
-#: sum; about as many as a program without them should have; and one whose tiles do not arrive by
-#: themselves, since they are loaded ahead, or are no operands of a product.
-TILES_TO_REDUCE, TILES_TO_MAP, TILES_TO_LOAD = 4, 12, 6
+#: sum; about as many as a program without them should have; and one without matrices, which is
+#: sooner ready to begin.
+TILES_TO_REDUCE, TILES_TO_MAP, TILES_TO_SCALE = 4, 12, 6
+#: Positions of an image up to which tiles loaded ahead are compiled for their number: few networks
+#: see many sizes of so small images, and the threads need not keep an address for every channel.
+MOST_KNOWN = 256
 #: CUDA's limit for the second dimension of a grid.
 MOST_PROGRAMS = 2**16 - 1
 #: What 32 bits number, less what all programs' next tiles have, up to 128 samples each: those that
@@ -38,6 +41,7 @@ class Tuning(NamedTuple):
     warps: int
     stages: int  # tiles in flight
     programs: int  # for each multiprocessor
+    tiles: int  # of a program: at least, where it leaves sums, or else about
 
 
 class Walk(NamedTuple):
@@ -141,23 +145,20 @@ class Layout(NamedTuple):
         }
         return Launcher(
             getattr(stream, name),
-            (self.problems, self._programs(name, tiles, tuning.programs)),
+            (self.problems, self._programs(name, tiles, tuning)),
             (*self.numbers[:-2], tiles, *self.numbers[-2:]),
             flags | self.constants | options,
         )
 
-    def _programs(self, name: str, tiles: int, wanted: int) -> int:
+    def _programs(self, name: str, tiles: int, tuning: Tuning) -> int:
         """Programs that share a problem's tiles, for so many on each multiprocessor: at most, where
         they leave sums, since one too many would wait for all others; at least, where they do not.
         """
-        problems = max(self.problems, 1)
+        wanted, problems = tuning.programs * self.multiprocessors, max(self.problems, 1)
         if name in REDUCING:
-            programs = min(wanted * self.multiprocessors // problems, tiles // TILES_TO_REDUCE)
+            programs = min(wanted // problems, tiles // tuning.tiles)
         else:
-            enough = triton.cdiv(wanted * self.multiprocessors, problems)
-            loads = self.diagonal or self.constants["AHEAD"]
-            each = TILES_TO_LOAD if loads else TILES_TO_MAP
-            programs = min(max(enough, tiles // each), tiles)
+            programs = min(max(triton.cdiv(wanted, problems), tiles // tuning.tiles), tiles)
         return max(1, min(programs, MOST_PROGRAMS))
 
     def tuning(self, name: str) -> Tuning:
@@ -168,24 +169,29 @@ class Layout(NamedTuple):
         # one product of float32 operands, not several
         single = self.precision == "tf32" and not self.diagonal
         wide = self.operand == 4 and not self.constants["RAW"]
+        each = TILES_TO_SCALE if self.diagonal else TILES_TO_MAP
         if self.constants["AHEAD"]:
             one_by_one, in_pieces = AHEAD[name]
             tuning = one_by_one if vector == 2 else in_pieces
         elif name == "moments_kernel":
-            tile = 64 if self.operand == 4 or vector < 16 else 128
+            programs = 4 if vector in (4, 8) else 3
+            wanted = programs * self.multiprocessors // max(self.problems, 1)
+            short = self.n * self.s < 128 * TILES_TO_REDUCE * wanted  # too few tiles for so many
+            tile = 64 if self.operand == 4 or vector < 16 or short else 128
             tile = tile if vector >= 4 else 32
-            tuning = Tuning(tile, 4, 3, programs=4 if vector in (4, 8) else 3)
+            tuning = Tuning(tile, 4, 3, programs, TILES_TO_REDUCE)
         elif name == "backward_sums_kernel":
             several = wide and not single
-            tuning = Tuning(32 if several else 64, 4, 3, programs=3 if several else 2)
+            tile, programs = (32, 3) if several else (64, 2)
+            tuning = Tuning(tile, 4, 3, programs, TILES_TO_REDUCE)
         elif name == "apply_kernel":
-            tuning = Tuning(64, 4, 3 if vector >= 16 else 2, programs=4)
+            tuning = Tuning(64, 4, 3 if vector >= 16 else 2, 4, each)
         elif single:
-            tuning = Tuning(128, 8, 3, programs=4)
+            tuning = Tuning(128, 8, 3, 4, each)
         elif wide:
-            tuning = Tuning(32, 4, 3, programs=4)
+            tuning = Tuning(32, 4, 3, 4, each)
         else:
-            tuning = Tuning(64, 4, 2, programs=4)
+            tuning = Tuning(64, 4, 2, 4, each)
         if self.d > CHANNELS:  # registers for one program, or two of the smaller ones
             tile = 32 if self.crowded else min(tuning.tile, 64)
             tuning = tuning._replace(tile=tile, warps=8, programs=2)
@@ -195,12 +201,16 @@ class Layout(NamedTuple):
 #: Kernels that leave partial sums, one for each program: few programs are better.
 REDUCING = ("moments_kernel", "backward_sums_kernel")
 
-#: Tunings of kernels that load a tile ahead: of numbers one by one, and of 4 or 8 bytes at once.
+#: Tunings of kernels that load a tile ahead: of numbers one by one, and of 4 or 8 bytes at once. Of
+#: those that map numbers one by one two programs have room on a multiprocessor: more would wait.
 AHEAD = {
-    "moments_kernel": (Tuning(32, 4, 1, 3), Tuning(64, 4, 1, 3)),
-    "apply_kernel": (Tuning(64, 4, 1, 4), Tuning(128, 8, 1, 4)),
-    "backward_sums_kernel": (Tuning(32, 4, 1, 3), Tuning(128, 8, 1, 2)),
-    "backward_apply_kernel": (Tuning(64, 4, 1, 4), Tuning(128, 8, 1, 4)),
+    "moments_kernel": (Tuning(32, 4, 1, 3, TILES_TO_REDUCE), Tuning(64, 4, 1, 3, TILES_TO_REDUCE)),
+    "apply_kernel": (Tuning(64, 4, 1, 2, 6), Tuning(128, 8, 1, 4, 4)),
+    "backward_sums_kernel": (
+        Tuning(32, 4, 1, 3, TILES_TO_REDUCE),
+        Tuning(128, 8, 1, 2, TILES_TO_REDUCE),
+    ),
+    "backward_apply_kernel": (Tuning(64, 4, 1, 2, 6), Tuning(128, 8, 1, 4, 4)),
 }
 
 
@@ -240,6 +250,10 @@ def layout(
         and (dtype == torch.bfloat16 or (dtype == torch.float16 and not promote))
     )
     one_by_one = ahead and vector == dtype.itemsize
+    run = width
+    known = ahead and not merged and s <= MOST_KNOWN
+    if known:
+        run, align = s, sc
     groups = triton.cdiv(features, size)
     constants: dict[str, object] = {
         "D": d,
@@ -250,6 +264,8 @@ def layout(
         "EXAMPLES": examples > 1,
         "DIAG": not matrix,
         "RAW": raw,
+        "KNOWN": known,
+        "RUN": run,
         "ALIGN": align,
         "WIDTH": width,
         "NEAR": ss < sc and not one_by_one,
@@ -271,7 +287,7 @@ def layout(
         32 if one_by_one else 16,
         product_precision(dtype, promote, precision),
         multiprocessors(device),
-        (n, s // width, sn, sc // align, ss, se, features, size, groups),
+        (n, s // run, sn, sc // align, ss, se, features, size, groups),
         constants,
     )
 

@@ -28,9 +28,10 @@ it, p_extra: for relu y, which the next layer keeps anyway, for silu a residual,
 s again from x by the forward's own products. Step 6 makes it again, too, unless step 4 has left
 what went THROUGH, which is the residual's gradient.
 
-ALIGN and WIDTH are powers of two that divide the channels' stride and an image's positions: numbers
-are passed without them, so that the compiler sees how wide it may load. Every kernel takes all the
-constants of a layout, whether it has a use for them or not.
+ALIGN and RUN divide the channels' stride and an image's positions. These numbers are passed without
+them, so that the compiler sees how wide it may load, up to WIDTH samples; of a small image they are
+KNOWN altogether, and leave a 1. Every kernel takes all the constants of a layout, whether it has a
+use for them or not.
 
 Names: i_ index, o_ offset, m_ mask, p_ pointer, b_ block in registers.
 """
@@ -76,20 +77,25 @@ def moments_kernel(
     p_x, p_sums, p_pivot, n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
-    RAW: tl.constexpr, CENTER: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, CENTER: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
+    AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first tile."""
+    """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first few
+    samples.
+    """
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
+    s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
     i_global, _, m_channel, o_channel = features(
-        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
-        o_first, m_first = sample_offsets(0, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        # All programs wait for these, so they are few; but where tiles of runs arrive in shared
+        # memory, as many as those have, or else the compiler lays out both differently.
+        FIRST: tl.constexpr = 16 if MERGED or AHEAD else BM
+        o_first, m_first = sample_offsets(0, n, s, sn, ss, FIRST, MERGED, I64, WIDTH)
         b_tile = load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
         b_pivot = tl.sum(b_tile, 0) / tl.sum(m_first.to(tl.float32), 0)
     b_first = tl.zeros((ROWS, D), tl.float32)
@@ -130,25 +136,25 @@ def apply_kernel(
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr,
-    ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ACT: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
+    WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
+    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
+    s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
     i_global, i_own, m_channel, o_channel = features(
-        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
+    if AHEAD:
+        i_next = from_the_end(i_part, tiles)
+        o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_w, b_weight, b_bias = load_map(
         p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
         b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
     )  # fmt: skip
-    if AHEAD:
-        i_next = from_the_end(i_part, tiles)
-        o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
     for i_step in range(i_part, tiles, parts):
         if AHEAD:
             o_sample, m_sample = o_next, m_next
@@ -178,15 +184,15 @@ def backward_sums_kernel(
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
-    THROUGH: tl.constexpr, ACT: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    THROUGH: tl.constexpr, ACT: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
+    AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
+    s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
     i_global, i_own, m_channel, o_channel = features(
-        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     REMAKE: tl.constexpr = ACT == "silu" or (ACT == "relu" and not EXTRA)
@@ -245,18 +251,23 @@ def backward_apply_kernel(
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
-    ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
-    AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
-    TERMS: tl.constexpr,
+    KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
+    NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy. Where there is not room for
     both matrices, one launch writes the terms "of x" and another adds the term "of dy".
     """
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    s, sc = whole(s, WIDTH, I64), whole(sc, ALIGN, I64)
+    s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
     i_global, i_own, m_channel, o_channel = features(
-        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES
+        i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
+    if AHEAD:  # 16-bit input, which has room for both terms
+        i_next = from_the_end(i_part, tiles)
+        o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
     # slope grows as dy/x² does, beyond float16 in both directions: its entries are scaled to be ≤ 1
@@ -288,11 +299,6 @@ def backward_apply_kernel(
             if RAW:
                 b_share = mean_share(b_slope, b_mean, PROMOTE)
                 b_shift -= b_share * b_largest if HALF else b_share
-    if AHEAD:  # 16-bit input, which has room for both terms
-        i_next = from_the_end(i_part, tiles)
-        o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
-        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
     for i_step in range(i_part, tiles, parts):
         if AHEAD:
             o_sample, m_sample = o_next, m_next

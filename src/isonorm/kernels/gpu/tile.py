@@ -22,16 +22,20 @@ def whole(number, FACTOR: tl.constexpr, I64: tl.constexpr):
 @triton.jit
 def features(
     i_group, size, channels, groups, sc, se, D: tl.constexpr, I64: tl.constexpr,
-    EXAMPLES: tl.constexpr,
+    EXAMPLES: tl.constexpr, KNOWN: tl.constexpr,
 ):  # fmt: skip
     """The D features of a group: their places among all statistics, and among an example's
     channels, their mask, and their offsets.
     """
     i_example = i_group // groups if EXAMPLES else 0
+    i_first = (i_group - i_example * groups) * size
     i_channel = tl.arange(0, D)
-    i_own = (i_group - i_example * groups) * size + i_channel
+    i_own = i_first + i_channel
     m_channel = (i_channel < size) & (i_own < channels)
-    o_channel = i_own.to(tl.int64) * sc if I64 else i_own * sc
+    if KNOWN:  # apart, and in 64 bits as addresses are: one address is enough for all channels
+        o_channel = i_first.to(tl.int64) * sc + i_channel.to(tl.int64) * sc
+    else:
+        o_channel = i_own.to(tl.int64) * sc if I64 else i_own * sc
     i_global = i_own
     if EXAMPLES:
         i_global = i_example * channels + i_own
