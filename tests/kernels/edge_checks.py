@@ -41,6 +41,9 @@ def check_edges() -> None:
         ((0, 5, 4, 5), area.batch(3), operation.whiten("polar")),
     ):
         check(shape, where, op, torch.float32, "channels_last")
+    with isonorm.backend("triton"):  # nothing of each sequence, at strides that had something
+        nothing = torch.ones(5, 8, 7, device=DEVICE, dtype=torch.float16)[:, :, :0]
+        assert isonorm.functional.normalize(nothing, area=area.batch(4), operation=newton)[0].shape
     x, dy, residual, weight, bias = make_inputs((3, 6, 4, 5), torch.float32, "nchw")
     for where, op in ((area.batch(4), newton), (area.group(3), standardize)):
         parameters = weight[:1].expand(6), torch.stack([bias, bias], 1)[:, 0]
@@ -187,7 +190,37 @@ def check_narrow_tiles() -> None:
     check_fused((6, 65, 7, 7), where, newton, torch.float16, "nchw", "silu", True)
     check_fused((3, 65, 14, 14), where, newton, torch.float16, "nchw", "relu", True)
     check((2, 26, 17, 17), where, newton, torch.float16, "nchw")
-    check((3, 192, 14, 14), area.batch(), operation.standardize(), torch.bfloat16, "nchw")
+    # examples with statistics of their own, whose samples are a group's channels
+    x = torch.randn(3, 12, 5, 7, device=DEVICE).half().to(memory_format=torch.channels_last)
+    with isonorm.backend("triton"):
+        got, _ = isonorm.functional.normalize(x, area=area.group(4), operation=newton)
+    with isonorm.backend("torch"):
+        want, _ = isonorm.functional.normalize(x.double(), area=area.group(4), operation=newton)
+    assert relative_error(got, want) < TOLERANCE[torch.float16]
+    with patch("isonorm.kernels.gpu.layout.FARTHEST", 0):  # addresses of 64 bits, of a new pass
+        check((6, 65, 7, 7), where, operation.whiten("newton", 2), torch.float16, "nchw")
+
+
+def check_sizes_that_are_known() -> None:
+    """Kernels are compiled for the positions of small maps, unless there are many sizes of them."""
+    from isonorm.kernels.gpu.layout import MOST_KNOWN, layout  # where there is Triton
+
+    plan = make_plan(area.batch(13), operation.whiten("newton", 3), 1e-5, "", "triton")
+
+    def is_known(x) -> bool:
+        block, *_ = plan.problem_shapes(*x.shape)[0]
+        found = layout(x.shape, x.stride(), x.dtype, x.device, block, plan, "highest")
+        return bool(found.constants["KNOWN"])
+
+    def sequences(length: int):
+        return torch.empty(5, 65, length, device=DEVICE, dtype=torch.float16)
+
+    with patch("isonorm.kernels.gpu.layout._known", set()):
+        assert [is_known(sequences(n)) for n in (49, 196, 289)] == [True, True, False]
+        assert not is_known(sequences(49)[:, :, :0])
+        for length in range(3, 3 + 2 * MOST_KNOWN, 2):
+            is_known(sequences(length))
+        assert is_known(sequences(49)) and not is_known(sequences(51))
 
 
 def check_roots_for_bfloat16() -> None:

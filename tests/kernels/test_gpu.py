@@ -28,6 +28,7 @@ from tests.kernels.edge_checks import (
     check_parameters_alone,
     check_range_of_float16,
     check_roots_for_bfloat16,
+    check_sizes_that_are_known,
     check_tracers,
     check_vanishing_gradients,
 )
@@ -168,6 +169,7 @@ def test_gradients_at_the_end_of_float32() -> None:
 @pytest.mark.gpu
 def test_tiles_that_are_loaded_ahead() -> None:
     check_narrow_tiles()
+    check_sizes_that_are_known()
 
 
 @pytest.mark.gpu

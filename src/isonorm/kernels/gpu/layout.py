@@ -20,9 +20,10 @@ CHANNELS = 64
 #: sum; about as many as a program without them should have; and one without matrices, which is
 #: sooner ready to begin.
 TILES_TO_REDUCE, TILES_TO_MAP, TILES_TO_SCALE = 4, 12, 6
-#: Positions of an image up to which tiles loaded ahead are compiled for their number: few networks
-#: see many sizes of so small images, and the threads need not keep an address for every channel.
-MOST_KNOWN = 256
+#: Samples of a run (an image's positions, say) up to which tiles loaded ahead are compiled for
+#: their number, so that threads need not keep an address for every channel; and how many such sizes
+#: there may be: sequences have many.
+LONGEST_KNOWN, MOST_KNOWN = 256, 16
 #: CUDA's limit for the second dimension of a grid.
 MOST_PROGRAMS = 2**16 - 1
 #: What 32 bits number, less what all programs' next tiles have, up to 128 samples each: those that
@@ -201,8 +202,8 @@ class Layout(NamedTuple):
 #: Kernels that leave partial sums, one for each program: few programs are better.
 REDUCING = ("moments_kernel", "backward_sums_kernel")
 
-#: Tunings of kernels that load a tile ahead: of numbers one by one, and of 4 or 8 bytes at once. Of
-#: those that map numbers one by one two programs have room on a multiprocessor: more would wait.
+#: Tunings of kernels that load a tile ahead, as measured: of numbers one by one, and of 4 or 8
+#: bytes at once.
 AHEAD = {
     "moments_kernel": (Tuning(32, 4, 1, 3, TILES_TO_REDUCE), Tuning(64, 4, 1, 3, TILES_TO_REDUCE)),
     "apply_kernel": (Tuning(64, 4, 1, 2, 6), Tuning(128, 8, 1, 4, 4)),
@@ -251,7 +252,7 @@ def layout(
     )
     one_by_one = ahead and vector == dtype.itemsize
     run = width
-    known = ahead and not merged and s <= MOST_KNOWN
+    known = ahead and not merged and _is_known(s, sc)
     if known:
         run, align = s, sc
     groups = triton.cdiv(features, size)
@@ -290,6 +291,16 @@ def layout(
         (n, s // run, sn, sc // align, ss, se, features, size, groups),
         constants,
     )
+
+
+_known: set[tuple[int, int]] = set()
+
+
+def _is_known(s: int, sc: int) -> bool:
+    """Whether kernels are compiled for runs of s samples, of channels at a stride of sc."""
+    if (s, sc) not in _known and 0 < s <= LONGEST_KNOWN and len(_known) < MOST_KNOWN:
+        _known.add((s, sc))
+    return (s, sc) in _known
 
 
 def _together(size: int, groups: int) -> int:

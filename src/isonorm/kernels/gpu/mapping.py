@@ -33,6 +33,7 @@ def load_map(
     else:
         i_channel = tl.arange(0, D)
         o_w, m_w = entries(i_channel[:, None], i_channel[None, :], i_group, size, SPAN)
+        # Turned here: the order in which a matrix is loaded spreads to the tile it multiplies.
         b_w = tl.trans(tl.load(p_w + o_w, mask=m_w, other=0.0))
         if not PROMOTE:
             b_w = b_w.to(p_x.dtype.element_ty)

@@ -28,8 +28,8 @@ it, p_extra: for relu y, which the next layer keeps anyway, for silu a residual,
 s again from x by the forward's own products. Step 6 makes it again, too, unless step 4 has left
 what went THROUGH, which is the residual's gradient.
 
-ALIGN and RUN divide the channels' stride and an image's positions. These numbers are passed without
-them, so that the compiler sees how wide it may load, up to WIDTH samples; of a small image they are
+ALIGN and RUN divide the channels' stride and a run's samples. These numbers are passed without
+them, so that the compiler sees how wide it may load, up to WIDTH samples; those of short runs are
 KNOWN altogether, and leave a 1. Every kernel takes all the constants of a layout, whether it has a
 use for them or not.
 
@@ -49,6 +49,7 @@ from .tile import (
     load_tile,
     multiplied,
     sample_offsets,
+    spread_samples,
     squared,
     store_tile,
     summed_apart,
@@ -81,8 +82,8 @@ def moments_kernel(
     ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
     AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of the group's first few
-    samples.
+    """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of some of the group's
+    samples: all programs wait for those, so they are few.
     """
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
@@ -92,12 +93,15 @@ def moments_kernel(
 
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
-        # All programs wait for these, so they are few; but where tiles of runs arrive in shared
-        # memory, as many as those have, or else the compiler lays out both differently.
-        FIRST: tl.constexpr = 16 if MERGED or AHEAD else BM
-        o_first, m_first = sample_offsets(0, n, s, sn, ss, FIRST, MERGED, I64, WIDTH)
-        b_tile = load_tile(p_x, o_first, m_first, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
-        b_pivot = tl.sum(b_tile, 0) / tl.sum(m_first.to(tl.float32), 0)
+        if MERGED and not NEAR and not AHEAD:  # each sample's channels lie together
+            o_some, m_some = spread_samples(16, n, s, ss, I64)
+        else:
+            # As many as a tile has where tiles arrive by themselves: fewer would be laid out
+            # differently, and tiles then, too.
+            SOME: tl.constexpr = 16 if AHEAD else BM
+            o_some, m_some = sample_offsets(0, n, s, sn, ss, SOME, MERGED, I64, WIDTH)
+        b_some = load_tile(p_x, o_some, m_some, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
+        b_pivot = tl.sum(b_some, 0) / tl.sum(m_some.to(tl.float32), 0)
     b_first = tl.zeros((ROWS, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
     if AHEAD:

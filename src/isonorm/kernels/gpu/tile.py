@@ -65,6 +65,15 @@ def sample_offsets(
 
 
 @triton.jit
+def spread_samples(COUNT: tl.constexpr, n, s, ss, I64: tl.constexpr):
+    """Offsets and mask of COUNT samples at equal distances, of all that follow at one stride."""
+    if I64:
+        n += tl.zeros((), tl.int64)
+    i_sample = tl.arange(0, COUNT) * tl.maximum(n * s // COUNT, 1)
+    return i_sample * ss, i_sample < n * s
+
+
+@triton.jit
 def from_the_end(i_step, tiles):
     """The tile that a walk back comes to at a step; after the first tile, one that is not there."""
     return tl.where(i_step < tiles, tiles - 1 - i_step, tiles)
