@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 def test_chunks_merge_to_the_whole(area, operation, layout, rows, budget, monkeypatch):
     """Seven examples: one by one, in uneven and in larger chunks."""
     monkeypatch.setattr(tiles, "MIN_ROW_LENGTH", 1 if rows else 1000)
+    monkeypatch.setattr(tiles, "MOST_TO_COPY", 0 if rows else 1000)  # of channels_last
     x = layout(correlated(7, C, 2, 3))
     whole = passes("torch", x, area, operation, [torch.ones(C), torch.ones(C)])
     monkeypatch.setitem(tiles.CHUNK_NUMEL, "cpu", budget)
@@ -97,3 +100,10 @@ def test_only_x_and_matrices_are_saved(operation):
         normalize(x, area=areas.batch(4), operation=resolved)
     assert x.untyped_storage().data_ptr() in saved
     assert sum(saved.values()) < 1.05 * x.nbytes
+
+
+@pytest.mark.parametrize(("threads", "examples"), [(1, 5), (2, 4), (3, 3), (8, 5)])
+def test_threads_have_as_many_examples_of_a_chunk_each(threads, examples):
+    """Unless there are more threads than examples."""
+    with patch("torch.get_num_threads", lambda: threads):
+        assert tiles.chunk_length((32, 1, 64, 56 * 56), torch.device("cpu")) == examples

@@ -40,16 +40,24 @@ MIN_ROW_LENGTH = 128
 #: Features from which three quarters of a symmetric product, in two calls, beat the whole in one.
 MIN_TO_HALVE = 64
 
+#: Numbers in a group's tile up to which copying a product beats writing it where it belongs: torch
+#: makes products one by one whose places lie apart.
+MOST_TO_COPY = 1 << 13
+
 
 def chunk_length(shape: Sequence[int], device: torch.device) -> int:
     """Examples in a chunk of an (N, K, c, S) view. Chunks are even: a short last one costs as many
-    calls as a full one.
+    calls as a full one. And threads that share a chunk's examples should have as many each.
     """
     budget = CHUNK_NUMEL.get(device.type, CHUNK_NUMEL_ELSEWHERE)
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
     n = shape[0]
     most = max(1, budget // max(1, prod(shape[1:])))
+    if most > threads:
+        most -= most % threads
     parts = max(1, -(-n // most))
-    return max(1, -(-n // parts))
+    length = max(1, -(-n // parts))
+    return min(-(-length // threads) * threads, n) if length > threads else length
 
 
 class Layout:
@@ -122,7 +130,7 @@ class Layout:
         return operand[self.problems(rows)]
 
     def view(self, chunk: Tensor) -> Tensor | None:
-        """The chunk as a tile to write to; None where its dtype or strides forbid."""
+        """The chunk as a tile to write to; None where dtype or strides forbid, or cost too much."""
         if chunk.dtype != self.dtype:
             return None
         tile = self.tile(chunk)
@@ -303,6 +311,12 @@ class Gathered(Layout):
 
 class Columns(Layout):
     """(K, n·S, c): features lie together, so that products act from the right."""
+
+    def view(self, chunk: Tensor) -> Tensor | None:
+        n, k, c, s = chunk.shape
+        if k > 1 and n * s * c <= MOST_TO_COPY:
+            return None
+        return super().view(chunk)
 
     def tile(self, chunk: Tensor) -> Tensor:
         return chunk.to(self.dtype).permute(1, 0, 3, 2).flatten(1, 2)
