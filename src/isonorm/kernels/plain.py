@@ -175,7 +175,8 @@ def backward_apply(
 ) -> None:
     """Step 6: dx = Aᵀ·dy + slope·(x − μ) + shift."""
     (block, ops), grad, out = work, work.block.view(dy), work.block.view(dx)
-    a, slope = ops.repeated(grads.a.mT, "matrix"), ops.repeated(grads.slope, "slope")
+    # turned after it is repeated: products take either, copies do not
+    a, slope = ops.repeated(grads.a, "matrix").mT, ops.repeated(grads.slope, "slope")
     shift = ops.repeated(grads.shift.unsqueeze(-1), "shift")
     for rows, tile in ops.centred_tiles(p.mean if plan.operation.centers else None, again=True):
         g = ops.chunk(grad, rows)
