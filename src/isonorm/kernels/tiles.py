@@ -40,8 +40,8 @@ MIN_ROW_LENGTH = 128
 #: Features from which three quarters of a symmetric product, in two calls, beat the whole in one.
 MIN_TO_HALVE = 64
 
-#: Numbers in a group's tile up to which copying a product beats writing it where it belongs: torch
-#: makes products one by one whose places lie apart.
+#: Numbers in a group's tile up to which copying a product beats writing it where it belongs: on a
+#: CPU torch makes products one by one whose places lie apart.
 MOST_TO_COPY = 1 << 13
 
 
@@ -314,7 +314,7 @@ class Columns(Layout):
 
     def view(self, chunk: Tensor) -> Tensor | None:
         n, k, c, s = chunk.shape
-        if k > 1 and n * s * c <= MOST_TO_COPY:
+        if chunk.is_cpu and k > 1 and n * s * c <= MOST_TO_COPY:
             return None
         return super().view(chunk)
 
