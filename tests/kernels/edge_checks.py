@@ -191,6 +191,7 @@ def check_narrow_tiles() -> None:
     check_fused((6, 65, 7, 7), where, newton, torch.float16, "nchw", "silu", True)
     check_fused((3, 65, 14, 14), where, newton, torch.float16, "nchw", "relu", True)
     check((2, 26, 17, 17), where, newton, torch.float16, "nchw")
+    check((3, 64, 7, 7), area.batch(64), newton, torch.float16, "nchw")  # two eights for each warp
     # examples with statistics of their own, whose samples are a group's channels
     x = torch.randn(3, 12, 5, 7, device=DEVICE).half().to(memory_format=torch.channels_last)
     with isonorm.backend("triton"):
@@ -200,6 +201,27 @@ def check_narrow_tiles() -> None:
     assert relative_error(got, want) < TOLERANCE[torch.float16]
     with patch("isonorm.kernels.gpu.layout.FARTHEST", 0):  # addresses of 64 bits, of a new pass
         check((6, 65, 7, 7), where, operation.whiten("newton", 2), torch.float16, "nchw")
+
+
+def check_long_walks() -> None:
+    """So many tiles that programs which start first have more of them than others, where they lie
+    as they do in channels_last, and where they are loaded ahead.
+    """
+    from isonorm.kernels.gpu.layout import layout  # where there is Triton
+
+    newton, where = operation.whiten("newton", 2), area.batch(16)
+    plan = make_plan(where, newton, 1e-2, "", "triton")
+    with patch("isonorm.kernels.gpu.layout.multiprocessors", lambda device: 1):
+        for shape, memory in (((45, 16, 10, 5), "channels_last"), ((33, 16, 14, 10), "nchw")):
+            x, *_ = make_inputs(shape, torch.float16, memory)
+            x = x.flatten(2)
+            block, *_ = plan.problem_shapes(*x.shape)[0]
+            found = layout(x.shape, x.stride(), x.dtype, x.device, block, plan, "highest")
+            for name in ("apply_kernel", "backward_apply_kernel"):
+                *_, front, front_tiles = found.launcher(name, {}).numbers
+                tiles = -(-found.n * found.s // found.tuning(name).tile)
+                assert front > 0 and tiles > front_tiles > tiles // 3  # and some for the others
+            check(shape, where, newton, torch.float16, memory)
 
 
 def check_sizes_that_are_known() -> None:

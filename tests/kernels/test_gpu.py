@@ -10,6 +10,7 @@ import torch
 import isonorm
 from isonorm import area, operation
 from isonorm.kernels import INTERPRETING, choose, float32_precision, has_room_for_activation
+from isonorm.kernels.plan import _cached_plan
 from tests.kernels.checks import (
     DEVICE,
     OPERATIONS,
@@ -18,12 +19,14 @@ from tests.kernels.checks import (
     WITHIN_EXAMPLES,
     check,
     check_large_groups,
+    make_inputs,
 )
 from tests.kernels.edge_checks import (
     check_edges,
     check_formats,
     check_gradients_of_full_whitening,
     check_large_means,
+    check_long_walks,
     check_narrow_tiles,
     check_parameters_alone,
     check_range_of_float16,
@@ -169,6 +172,37 @@ def test_gradients_at_the_end_of_float32() -> None:
 @pytest.mark.gpu
 def test_tiles_that_are_loaded_ahead() -> None:
     check_narrow_tiles()
+
+
+@pytest.mark.gpu
+def test_long_walks() -> None:
+    check_long_walks()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+@pytest.mark.parametrize("shape", [(64, 256, 7, 7), (64, 128, 14, 14), (64, 64, 56, 56)], ids=str)
+def test_kernels_that_overlap_leave_the_bits_of_those_that_wait(shape, layout, monkeypatch) -> None:
+    """Many steps without a pause, each of other numbers, so that what was read too soon shows."""
+    torch.manual_seed(0)
+    batches = [make_inputs(shape, torch.bfloat16, layout) for _ in range(3)]
+
+    def results() -> list[torch.Tensor]:
+        _cached_plan.cache_clear()
+        norm = isonorm.IterNorm(shape[1], act="relu", device="cuda")
+        for x, dy, residual, *_ in batches * 20:
+            inputs = [x.detach().requires_grad_(), residual.detach().requires_grad_()]
+            y = norm(inputs[0], residual=inputs[1])
+            found = [y, *torch.autograd.grad(y, [*inputs, norm.weight, norm.bias], dy)]
+        return [*found, norm.running_mean, norm.running_cov]
+
+    overlapping = results()
+    monkeypatch.setattr("isonorm.kernels.gpu.layout.overlaps", lambda device: False)
+    waiting = results()
+    monkeypatch.undo()
+    _cached_plan.cache_clear()
+    for early, late in zip(overlapping, waiting, strict=True):
+        assert torch.equal(early, late)
     check_sizes_that_are_known()
 
 

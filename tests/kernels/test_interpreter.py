@@ -18,8 +18,9 @@ from tests.kernels.checks import (
 )
 from tests.kernels.edge_checks import (
     check_edges, check_formats, check_gradients_of_full_whitening, check_large_means,
-    check_loads_stay_inside, check_narrow_tiles, check_parameters_alone, check_range_of_float16,
-    check_roots_for_bfloat16, check_sizes_that_are_known, check_tracers, check_vanishing_gradients
+    check_loads_stay_inside, check_long_walks, check_narrow_tiles, check_parameters_alone,
+    check_range_of_float16, check_roots_for_bfloat16, check_sizes_that_are_known, check_tracers,
+    check_vanishing_gradients
 )
 from tests.kernels.fused_checks import (
     COLORED, FUSED, check_colored, check_fused, check_fused_operators, check_twice_differentiated
@@ -71,6 +72,7 @@ check_parameters_alone()
 check_range_of_float16()
 check_vanishing_gradients()
 check_narrow_tiles()
+check_long_walks()
 check_sizes_that_are_known()
 check_loads_stay_inside()
 check_roots_for_bfloat16()

@@ -28,15 +28,25 @@ class Launcher:
     """A kernel with its grid, its numbers and its constants: called with tensors alone, always of
     the same dtypes and on the same device.
 
-    A kernel's signature must have its tensors first, then its numbers, then its constants.
+    A kernel's signature must have its tensors first, then its numbers, then its constants. One that
+    waits for its predecessor by itself can be launched ``early``: see ``overlap``. Then no
+    multiprocessor takes more than ``most`` of its programs, unless that is 0.
     """
 
-    __slots__ = ("constants", "direct", "grid", "kernel", "numbers")
+    __slots__ = ("constants", "direct", "early", "grid", "kernel", "most", "numbers")
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], numbers: tuple, constants: dict[str, Any]
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple,
+        constants: dict[str, Any],
+        *,
+        early: bool = False,
+        most: int = 0,
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.early, self.most = early, most
         #: Launches what is compiled: (stream, addresses).
         self.direct: Callable[[int, tuple[int, ...]], None] | None = None
 
@@ -78,7 +88,12 @@ class Launcher:
         if not _is_plain(compiled):
             return by_triton
         types = list(compiled.src.signature.values())[tensors : tensors + len(self.numbers)]
-        return _by_driver(compiled, grid, tensors, types, self.numbers, by_triton)
+        shared = compiled.metadata.shared
+        if self.early and self.most:
+            shared = _spread(compiled.function, shared, self.most)
+        return _by_driver(
+            compiled, grid, tensors, types, self.numbers, self.early, shared, by_triton
+        )
 
 
 def raw_stream(device: int) -> int:
@@ -88,13 +103,51 @@ def raw_stream(device: int) -> int:
 
 @lru_cache
 def _driver_launch() -> Any:
-    """The driver's cuLaunchKernel; None where there is no such library."""
+    """The driver's cuLaunchKernelEx; None where there is no such library."""
     try:
-        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
         return None
-    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    function.argtypes = [ctypes.c_void_p] * 4
     return function
+
+
+class _Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute."""
+
+    _fields_ = (("name", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Launch(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+_MOST_SHARED = 8
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: may begin before its predecessor ends.
+_EARLY = _Attribute(6, 0, (ctypes.c_int * 16)(1))
+
+
+def _spread(function: int, shared: int, most: int) -> int:
+    """Bytes of shared memory of which a multiprocessor has no more than ``most`` times as many: who
+    asks for those, though it needs fewer, has them to itself. The kernel is allowed to.
+    """
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    asked = device.shared_memory_per_multiprocessor // (most + 1)
+    if asked <= shared or asked > device.shared_memory_per_block_optin:
+        return shared
+    driver = ctypes.CDLL("libcuda.so.1")
+    failed = driver.cuFuncSetAttribute(ctypes.c_void_p(function), _MOST_SHARED, asked)
+    return shared if failed else asked
 
 
 def _is_plain(compiled: Any) -> bool:
@@ -115,7 +168,14 @@ def _is_plain(compiled: Any) -> bool:
 
 
 def _by_driver(
-    compiled: Any, grid: tuple[int, ...], tensors: int, types: list, numbers: tuple, otherwise: Any
+    compiled: Any,
+    grid: tuple[int, ...],
+    tensors: int,
+    types: list,
+    numbers: tuple,
+    early: bool,
+    shared: int,
+    otherwise: Any,
 ) -> Callable[[int, tuple[int, ...]], None]:
     """A launch with a place of 8 bytes for each parameter: first the tensors' addresses, then the
     numbers that are not part of the code, then two addresses of memory that it does not use.
@@ -129,12 +189,14 @@ def _by_driver(
         ctypes.memmove(base + 8 * index, ctypes.addressof(number), ctypes.sizeof(number))
     parameters = (ctypes.c_void_p * len(places))(*(base + 8 * i for i in range(len(places))))
     threads = 32 * compiled.metadata.num_warps
-    head = (compiled.function, *grid, threads, 1, 1, compiled.metadata.shared)
+    how = _Launch(grid, (threads, 1, 1), shared, None, ctypes.pointer(_EARLY), int(early))
+    at, function = ctypes.addressof(how), compiled.function
 
     def by_driver(stream: int, addresses: tuple[int, ...]) -> None:
         with lock:  # the places are one thread's at a time
             places[:tensors] = addresses
-            failed = launch(*head, stream, parameters, None)
+            how.stream = stream
+            failed = launch(at, function, parameters, None)
         if failed:  # a thread without a context, say: Triton provides one, or tells what is wrong
             otherwise(stream, addresses)
 

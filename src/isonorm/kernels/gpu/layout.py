@@ -13,6 +13,7 @@ from .. import INTERPRETING
 from ..plan import Plan
 from . import stream
 from .launch import Launcher
+from .overlap import overlaps
 
 #: Channels that a program takes, at most, unless they are one group.
 CHANNELS = 64
@@ -20,6 +21,9 @@ CHANNELS = 64
 #: sum; about as many as a program without them should have; and one without matrices, which is
 #: sooner ready to begin.
 TILES_TO_REDUCE, TILES_TO_MAP, TILES_TO_SCALE = 4, 12, 6
+#: Tiles up to which a program that leaves no sums takes its share of all: with more, programs that
+#: are done early would wait too long for others.
+MOST_AT_ONCE = 8
 #: Samples of a run (an image's positions, say) up to which tiles loaded ahead are compiled for
 #: their number, so that threads need not keep an address for every channel; and how many such sizes
 #: there may be: sequences have many.
@@ -43,6 +47,9 @@ class Tuning(NamedTuple):
     stages: int  # tiles in flight
     programs: int  # for each multiprocessor
     tiles: int  # of a program: at least, where it leaves sums, or else about
+    #: Of many programs that leave no sums those that start first have more tiles than others: how
+    #: many there are for each multiprocessor, and what part of all tiles they have.
+    front: tuple[int, float] = (0, 0.0)
 
 
 class Walk(NamedTuple):
@@ -127,6 +134,16 @@ class Layout(NamedTuple):
         """Whether one matrix, in the two halves of three-term TF32, fills the shared memory."""
         return not self.diagonal and self.d > CHANNELS and self.precision == "tf32x3"
 
+    @property
+    def overlap(self) -> bool:
+        """Whether kernels may begin before their predecessors end."""
+        return bool(self.constants["OVERLAP"])
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the numbers that make up tiles to be multiplied are loaded one by one."""
+        return bool(self.constants["AHEAD"]) and self.vector == 2 and not self.diagonal
+
     def launcher(
         self, name: str, flags: dict[str, object], tuning: Tuning | None = None
     ) -> Launcher:
@@ -138,29 +155,37 @@ class Layout(NamedTuple):
         reads_across = name in REDUCING and self.precision == "tf32"
         options: dict[str, object] = {
             "BM": tuning.tile,
+            "EIGHTS": min(self.d // 8, tuning.warps) if self.one_by_one else 0,
             "FULL": samples % tuning.tile == 0,
             "ROWS": tuning.tile // 8 if self.constants["NEAR"] else min(self.rows, tuning.tile),
             "PRECISION": TWO_BFLOAT16 if reads_across else self.precision,
             "num_warps": tuning.warps,
             "num_stages": tuning.stages,
         }
+        # Programs that share a problem's tiles: at most as many as run at once, since one too many
+        # would wait for all others; or, where they leave no sums and would have long shares, many
+        # more with short ones.
+        programs = tuning.programs * self.multiprocessors // max(self.problems, 1)
+        reduces = name in REDUCING
+        many = not reduces and tiles > MOST_AT_ONCE * programs
+        front = front_tiles = 0
+        if many:
+            each, part = tuning.front
+            front = each * self.multiprocessors // max(self.problems, 1)
+            front_tiles = int(part * tiles) // max(front, 1) * front
+            programs = max(programs, front + (tiles - front_tiles) // tuning.tiles)
+        elif reduces:
+            programs = min(programs, tiles // tuning.tiles)
         return Launcher(
             getattr(stream, name),
-            (self.problems, self._programs(name, tiles, tuning)),
-            (*self.numbers[:-2], tiles, *self.numbers[-2:]),
+            (self.problems, max(1, min(programs, tiles, MOST_PROGRAMS))),
+            (*self.numbers[:-2], tiles, *self.numbers[-2:])
+            + (() if reduces else (front, front_tiles)),
             flags | self.constants | options,
+            early=self.overlap and not reduces,
+            # Around what still runs the few would be dealt out unevenly.
+            most=0 if many else tuning.programs,
         )
-
-    def _programs(self, name: str, tiles: int, tuning: Tuning) -> int:
-        """Programs that share a problem's tiles, for so many on each multiprocessor: at most, where
-        they leave sums, since one too many would wait for all others; at least, where they do not.
-        """
-        wanted, problems = tuning.programs * self.multiprocessors, max(self.problems, 1)
-        if name in REDUCING:
-            programs = min(wanted // problems, tiles // tuning.tiles)
-        else:
-            programs = min(max(triton.cdiv(wanted, problems), tiles // tuning.tiles), tiles)
-        return max(1, min(programs, MOST_PROGRAMS))
 
     def tuning(self, name: str) -> Tuning:
         """How a kernel runs best on this layout, by what was measured on an H200 for groups of 64:
@@ -187,6 +212,10 @@ class Layout(NamedTuple):
             tuning = Tuning(tile, 4, 3, programs, TILES_TO_REDUCE)
         elif name == "apply_kernel":
             tuning = Tuning(64, 4, 3 if vector >= 16 else 2, 4, each)
+            if self.constants["RAW"]:
+                tuning = tuning._replace(tiles=4, front=(4, 0.7))
+        elif self.constants["RAW"]:
+            tuning = Tuning(64, 4, 2, 4, 4, front=(4, 0.85))
         elif single:
             tuning = Tuning(128, 8, 3, 4, each)
         elif wide:
@@ -195,7 +224,7 @@ class Layout(NamedTuple):
             tuning = Tuning(64, 4, 2, 4, each)
         if self.d > CHANNELS:  # registers for one program, or two of the smaller ones
             tile = 32 if self.crowded else min(tuning.tile, 64)
-            tuning = tuning._replace(tile=tile, warps=8, programs=2)
+            tuning = tuning._replace(tile=tile, warps=8, programs=2, front=(0, 0.0))
         return tuning._replace(tile=min(tuning.tile, padded(self.n * self.s)))
 
 
@@ -205,13 +234,13 @@ REDUCING = ("moments_kernel", "backward_sums_kernel")
 #: Tunings of kernels that load a tile ahead, as measured: of numbers one by one, and of 4 or 8
 #: bytes at once.
 AHEAD = {
-    "moments_kernel": (Tuning(32, 4, 1, 3, TILES_TO_REDUCE), Tuning(64, 4, 1, 3, TILES_TO_REDUCE)),
-    "apply_kernel": (Tuning(64, 4, 1, 2, 6), Tuning(128, 8, 1, 4, 4)),
+    "moments_kernel": (Tuning(64, 4, 1, 2, TILES_TO_REDUCE), Tuning(128, 4, 1, 3, TILES_TO_REDUCE)),
+    "apply_kernel": (Tuning(64, 4, 1, 2, 2), Tuning(128, 8, 1, 4, 2, front=(2, 0.5))),
     "backward_sums_kernel": (
-        Tuning(32, 4, 1, 3, TILES_TO_REDUCE),
+        Tuning(64, 4, 1, 2, TILES_TO_REDUCE),
         Tuning(128, 8, 1, 2, TILES_TO_REDUCE),
     ),
-    "backward_apply_kernel": (Tuning(64, 4, 1, 2, 6), Tuning(128, 8, 1, 4, 4)),
+    "backward_apply_kernel": (Tuning(64, 4, 1, 2, 4), Tuning(128, 8, 1, 4, 3, front=(2, 0.5))),
 }
 
 
@@ -271,6 +300,7 @@ def layout(
         "WIDTH": width,
         "NEAR": ss < sc and not one_by_one,
         "AHEAD": ahead,
+        "OVERLAP": overlaps(device),
         "PROMOTE": promote,
     }
     return Layout(

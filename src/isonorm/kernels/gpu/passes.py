@@ -7,7 +7,7 @@ is found here and kept with the plan, so that a step costs allocations and launc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,9 +19,11 @@ from ...roots.polar import cubic_steps
 from ...roots.recurrence import Step
 from .. import float32_precision
 from ..plan import MOST_SHAPES, Plan, is_short
-from . import root as roots
 from .launch import Launcher
 from .layout import CHANNELS, Layout, layout, padded
+from .parts import sum_parts_kernel
+from .root import root_backward_kernel, root_kernel, statistics_kernel
+from .scale import scale_backward_kernel, scale_kernel
 
 #: Constants of a kernel by name.
 Constants = dict[str, object]
@@ -166,7 +168,7 @@ def _statistics_of_channels(
         "num_warps": 2,
     } | NO_AVERAGE
     numbers = (plan.eps, 0.0, 1.0, count, lay.channels, lay.groups)
-    return _launcher("scale_kernel", lay.problems, numbers, constants)
+    return _launcher(scale_kernel, lay.problems, numbers, constants, lay)
 
 
 def _standardizing(lay: Layout, m: int, plan: Plan, gain: Constants) -> _Small:
@@ -176,7 +178,7 @@ def _standardizing(lay: Layout, m: int, plan: Plan, gain: Constants) -> _Small:
     return _Small(
         _statistics_of_channels(lay, m, plan),
         _statistics_of_channels(lay, m, plan, scale=True),
-        _launcher("scale_backward_kernel", triton.cdiv(lanes, SCALES), numbers, constants),
+        _launcher(scale_backward_kernel, triton.cdiv(lanes, SCALES), numbers, constants, lay),
     )
 
 
@@ -187,7 +189,7 @@ def _whitening(
     center: Constants = {"CENTER": plan.operation.centers, "ONE_SIDED": lay.one_sided}
     places: Constants = {"D": padded(d), "WIDE": lay.d, "SPAN": lay.span}
     constants = center | places | {"num_warps": 4}
-    statistics = _launcher("statistics_kernel", b, (m, b * d, d), constants)
+    statistics = _launcher(statistics_kernel, b, (m, b * d, d), constants, lay)
     if not plan.fuses_root(d, x.device):
         return _Small(statistics)
     recurrence = plan.root(d, x.device)
@@ -205,19 +207,21 @@ def _whitening(
     return _Small(
         statistics,
         _launcher(
-            "root_kernel",
+            root_kernel,
             b,
             (plan.eps, 0.0, 1.0, m, b * d, d),
             center
             | places
             | NO_AVERAGE
             | _root_constants(recurrence, recurrence.steps, d, forward, half),
+            lay,
         ),
         _launcher(
-            "root_backward_kernel",
+            root_backward_kernel,
             b,
             (m, plan.eps, b * d, d, lay.groups * lay.span),
             gain | places | _root_constants(recurrence, derivative, d, backward, half),
+            lay,
         ),
     )
 
@@ -230,12 +234,15 @@ def _sum_of_parts(reducing: Launcher, lay: Layout) -> Launcher | None:
     rows, columns, warps = FEW if parts <= MOST_OF_FEW else MANY
     constants: Constants = {"PARTS": rows, "COLUMNS": columns, "num_warps": warps}
     programs = triton.cdiv(lay.row, columns)
-    return _launcher("sum_parts_kernel", programs, (parts, lay.row), constants)
+    return _launcher(sum_parts_kernel, programs, (parts, lay.row), constants, lay)
 
 
-def _launcher(name: str, programs: int, numbers: tuple, constants: Constants) -> Launcher:
-    """A kernel on d × d matrices or on sums."""
-    return Launcher(getattr(roots, name), (programs,), numbers, constants)
+def _launcher(
+    kernel: Any, programs: int, numbers: tuple, constants: Constants, lay: Layout
+) -> Launcher:
+    """A kernel on sums, or on what becomes of them."""
+    constants = constants | {"OVERLAP": lay.overlap}
+    return Launcher(kernel, (programs,), numbers, constants, early=lay.overlap)
 
 
 def _root_constants(
@@ -248,6 +255,7 @@ def _root_constants(
         "FROBENIUS": quintic,
         "PRECISION": precision,
         "HALF_MEMO": half,
+        "WHOLE": d == padded(d),
         "num_warps": 1 if d <= 16 else 4 if d <= CHANNELS else 8,
         "num_stages": 2 if half and d <= CHANNELS else 1,  # of the memo, on its way
     }
@@ -259,4 +267,5 @@ def averaging(root: Launcher, matrix: str, momentum: float, unbiased: float) -> 
     """
     eps, _, _, *rest = root.numbers
     numbers = (eps, momentum, unbiased, *rest)
-    return Launcher(root.kernel, root.grid, numbers, root.constants | {"AVERAGE": matrix})
+    constants = root.constants | {"AVERAGE": matrix}
+    return Launcher(root.kernel, root.grid, numbers, constants, early=root.early)

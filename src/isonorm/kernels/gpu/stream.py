@@ -42,6 +42,7 @@ import triton
 import triton.language as tl
 
 from .mapping import activated, centred, load_map, mapped, mean_share, through_activation
+from .overlap import let_next_begin, wait_for_previous
 from .tile import (
     entries,
     features,
@@ -49,6 +50,7 @@ from .tile import (
     load_tile,
     multiplied,
     sample_offsets,
+    share,
     spread_samples,
     squared,
     store_tile,
@@ -80,17 +82,22 @@ def moments_kernel(
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, CENTER: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr,
     ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
-    AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr, EIGHTS: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of some of the group's
     samples: all programs wait for those, so they are few.
     """
+    let_next_begin(OVERLAP)
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
     i_global, _, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
 
+    if AHEAD:
+        o_next, m_next = sample_offsets(i_part, n, s, sn, ss, BM, MERGED, I64, WIDTH)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
     b_pivot = tl.zeros((D,), tl.float32)
     if CENTER:
         if MERGED and not NEAR and not AHEAD:  # each sample's channels lie together
@@ -100,22 +107,19 @@ def moments_kernel(
             # differently, and tiles then, too.
             SOME: tl.constexpr = 16 if AHEAD else BM
             o_some, m_some = sample_offsets(0, n, s, sn, ss, SOME, MERGED, I64, WIDTH)
-        b_some = load_tile(p_x, o_some, m_some, o_channel, m_channel, WHOLE, FULL).to(tl.float32)
-        b_pivot = tl.sum(b_some, 0) / tl.sum(m_some.to(tl.float32), 0)
+        b_some = load_tile(p_x, o_some, m_some, o_channel, m_channel, WHOLE, FULL, 0)
+        b_pivot = tl.sum(b_some.to(tl.float32), 0) / tl.sum(m_some.to(tl.float32), 0)
     b_first = tl.zeros((ROWS, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
-    if AHEAD:
-        o_next, m_next = sample_offsets(i_part, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
     for i_tile in range(i_part, tiles, parts):
         if AHEAD:
             o_sample, m_sample = o_next, m_next
             b_raw = b_raw_next
             o_next, m_next = sample_offsets(i_tile + parts, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
         else:
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS)
         b_x = b_raw.to(tl.float32)
         if CENTER:
             b_x -= b_pivot[None, :]
@@ -136,13 +140,14 @@ def moments_kernel(
 @triton.jit
 def apply_kernel(
     p_x, p_y, p_w, p_mean, p_weight, p_bias, p_residual,
-    n, s, sn, sc, ss, se, channels, tiles, size, groups,
+    n, s, sn, sc, ss, se, channels, tiles, size, groups, front, front_tiles,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     ACT: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
     WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
-    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    EIGHTS: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -150,31 +155,33 @@ def apply_kernel(
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
+    i_first, i_stop, step = share(i_part, parts, tiles, front, front_tiles)
     if AHEAD:
-        i_next = from_the_end(i_part, tiles)
+        i_next = from_the_end(i_first, i_stop, tiles)
         o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
+    wait_for_previous(OVERLAP)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_w, b_weight, b_bias = load_map(
         p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
         b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
     )  # fmt: skip
-    for i_step in range(i_part, tiles, parts):
+    for i_step in range(i_first, i_stop, step):
         if AHEAD:
             o_sample, m_sample = o_next, m_next
             b_raw = b_raw_next
-            i_next = from_the_end(i_step + parts, tiles)
+            i_next = from_the_end(i_step + step, i_stop, tiles)
             o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
         else:
-            i_tile = from_the_end(i_step, tiles)
+            i_tile = from_the_end(i_step, i_stop, tiles)
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS)
         b_x = centred(b_raw, b_mean, RAW)
         b_y = mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION)
         if RESIDUAL:
             b_residual = load_tile(
-                p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
+                p_residual, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS
             )
             b_y += b_residual.to(tl.float32)
         b_y = activated(b_y, ACT)
@@ -190,9 +197,11 @@ def backward_sums_kernel(
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
     THROUGH: tl.constexpr, ACT: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr,
     ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
-    AHEAD: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr, EIGHTS: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
+    let_next_begin(OVERLAP)
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
     i_global, i_own, m_channel, o_channel = features(
@@ -209,19 +218,19 @@ def backward_sums_kernel(
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
     if AHEAD:
         o_next, m_next = sample_offsets(i_part, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
-        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
+        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
     for i_tile in range(i_part, tiles, parts):
         if AHEAD:
             o_sample, m_sample = o_next, m_next
             b_raw, b_dy = b_raw_next, b_dy_next
             o_next, m_next = sample_offsets(i_tile + parts, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
-            b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
+            b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
         else:
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
-            b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS)
+            b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS)
         b_x = centred(b_raw, b_mean, RAW)
         if ACT != "":
             if REMAKE:
@@ -230,7 +239,7 @@ def backward_sums_kernel(
                 )
             if EXTRA:
                 b_extra = load_tile(
-                    p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL
+                    p_extra, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS
                 ).to(tl.float32)
                 b_s = b_s + b_extra if REMAKE else b_extra
             b_dy = through_activation(b_dy.to(tl.float32), b_s, ACT).to(p_dy.dtype.element_ty)
@@ -251,13 +260,14 @@ def backward_sums_kernel(
 @triton.jit
 def backward_apply_kernel(
     p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_shift, p_w, p_weight, p_bias,
-    n, s, sn, sc, ss, se, channels, tiles, size, groups,
+    n, s, sn, sc, ss, se, channels, tiles, size, groups, front, front_tiles,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
     KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
-    NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr, TERMS: tl.constexpr,
+    NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, EIGHTS: tl.constexpr,
+    OVERLAP: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    TERMS: tl.constexpr,
 ):  # fmt: skip
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy. Where there is not room for
     both matrices, one launch writes the terms "of x" and another adds the term "of dy".
@@ -267,11 +277,13 @@ def backward_apply_kernel(
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
+    i_first, i_stop, step = share(i_part, parts, tiles, front, front_tiles)
     if AHEAD:  # 16-bit input, which has room for both terms
-        i_next = from_the_end(i_part, tiles)
+        i_next = from_the_end(i_first, i_stop, tiles)
         o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
-        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
+        b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
+        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
+    wait_for_previous(OVERLAP)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
     # slope grows as dy/x² does, beyond float16 in both directions: its entries are scaled to be ≤ 1
@@ -303,21 +315,25 @@ def backward_apply_kernel(
             if RAW:
                 b_share = mean_share(b_slope, b_mean, PROMOTE)
                 b_shift -= b_share * b_largest if HALF else b_share
-    for i_step in range(i_part, tiles, parts):
+    for i_step in range(i_first, i_stop, step):
         if AHEAD:
             o_sample, m_sample = o_next, m_next
             b_raw, b_dy = b_raw_next, b_dy_next
-            i_next = from_the_end(i_step + parts, tiles)
+            i_next = from_the_end(i_step + step, i_stop, tiles)
             o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
-            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False)
-            b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False)
+            b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
+            b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
         else:
-            i_tile = from_the_end(i_step, tiles)
+            i_tile = from_the_end(i_step, i_stop, tiles)
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
             if TERMS != "of x":
-                b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+                b_dy = load_tile(
+                    p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS
+                )
             if TERMS != "of dy":
-                b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+                b_raw = load_tile(
+                    p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS
+                )
         if TERMS != "of dy":
             b_x = centred(b_raw, b_mean, RAW)
         if ACT != "":
@@ -334,9 +350,12 @@ def backward_apply_kernel(
                 b_dx = multiplied(b_t, b_slope, b_dx, PRECISION)
                 if HALF:
                     b_dx *= b_largest[None, :]
-                b_dx += b_shift[None, :]
             if TERMS != "of x":
                 b_dx = multiplied(b_dy, b_a, b_dx, PRECISION)
-            if TERMS == "of dy":
-                b_dx += load_tile(p_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)
+            if TERMS != "of dy":  # last: products follow each other without a wait
+                b_dx += b_shift[None, :]
+            else:
+                b_dx += load_tile(
+                    p_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS
+                )
         store_tile(p_dx, b_dx, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL)

@@ -74,21 +74,69 @@ def spread_samples(COUNT: tl.constexpr, n, s, ss, I64: tl.constexpr):
 
 
 @triton.jit
-def from_the_end(i_step, tiles):
-    """The tile that a walk back comes to at a step; after the first tile, one that is not there."""
-    return tl.where(i_step < tiles, tiles - 1 - i_step, tiles)
+def share(i_part, parts, tiles, front, front_tiles):
+    """The steps of a walk that a program takes: the first, where to stop, and how many at a time.
+    Programs of the ``front``, which start first, share the first steps, all others the rest.
+    """
+    in_front = i_part < front
+    i_first = tl.where(in_front, i_part, front_tiles + i_part - front)
+    i_stop = tl.where(in_front, front_tiles, tiles)
+    return i_first, i_stop, tl.where(in_front, front, parts - front)
+
+
+@triton.jit
+def from_the_end(i_step, i_stop, tiles):
+    """The tile that a walk back comes to at a step; from where it stops, one that is not there."""
+    return tl.where(i_step < i_stop, tiles - 1 - i_step, tiles)
 
 
 @triton.jit
 def load_tile(
-    p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr
-):
+    p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, FULL: tl.constexpr,
+    EIGHTS: tl.constexpr,
+):  # fmt: skip
+    """A tile as it lies; or by EIGHTS of channels, which that many warps share."""
+    if EIGHTS:
+        return _load_by_eights(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, EIGHTS)
     p_tile = p_x + o_sample[:, None] + o_channel[None, :]
     if WHOLE and FULL:
         return tl.load(p_tile)
     if WHOLE:
         return tl.load(p_tile, mask=m_sample[:, None], other=0.0)
     return tl.load(p_tile, mask=m_sample[:, None] & m_channel[None, :], other=0.0)
+
+
+@triton.jit
+def _load_by_eights(
+    p_x, o_sample, m_sample, o_channel, m_channel, WHOLE: tl.constexpr, EIGHTS: tl.constexpr
+):
+    """A tile of which each thread has eight channels of a sample, side by side: what it loads one
+    by one it can then write to shared memory at once.
+
+    The axes are in the order in which Triton deals out what it loads: samples that lie side by side
+    to a warp's lanes, eights of channels to warps, and the rest to each thread.
+    """
+    BM: tl.constexpr = o_sample.shape[0]
+    D: tl.constexpr = o_channel.shape[0]
+    LANES: tl.constexpr = min(BM, 32)
+    o = _dealt_samples(o_sample, LANES) + _dealt_channels(o_channel, EIGHTS)
+    m = _dealt_samples(m_sample, LANES)
+    if not WHOLE:
+        m &= _dealt_channels(m_channel, EIGHTS)
+    b_tile = tl.load(p_x + o, mask=m, other=0.0)
+    return tl.reshape(tl.permute(b_tile, (4, 0, 3, 1, 2)), (BM, D))
+
+
+@triton.jit
+def _dealt_samples(b, LANES: tl.constexpr):
+    b = tl.permute(tl.reshape(b, (b.shape[0] // LANES, LANES)), (1, 0))
+    return b[:, None, None, None, :]
+
+
+@triton.jit
+def _dealt_channels(b, EIGHTS: tl.constexpr):
+    b = tl.permute(tl.reshape(b, (b.shape[0] // 8 // EIGHTS, EIGHTS, 8)), (1, 2, 0))
+    return b[None, :, :, :, None]
 
 
 @triton.jit
