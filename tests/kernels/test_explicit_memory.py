@@ -28,7 +28,7 @@ from tests.kernels.paths import (
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
-@pytest.mark.parametrize("budget", [1, 100, 200], ids=lambda budget: f"{budget} numbers a chunk")
+@pytest.mark.parametrize("budget", [1, 200, 400], ids=lambda budget: f"{budget} numbers a chunk")
 @pytest.mark.parametrize("rows", [True, False], ids=["by row", "gathered"])
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize(("area", "operation"), REPRESENTATIVE.values(), ids=REPRESENTATIVE.keys())
@@ -122,3 +122,10 @@ def test_threads_have_as_many_examples_of_a_chunk_each(threads, examples):
     """Unless there are more threads than examples."""
     with patch("torch.get_num_threads", lambda: threads):
         assert tiles.chunk_length((32, 1, 64, 56 * 56), torch.device("cpu")) == examples
+
+
+def test_chunks_of_short_rows_have_half_as_many_numbers():
+    long, short = (64, 1, 64, tiles.MIN_LONG_ROW), (64, 1, 128, tiles.MIN_LONG_ROW // 2)
+    with patch("torch.get_num_threads", lambda: 1):
+        assert [tiles.chunk_length(s, torch.device("cpu")) for s in (long, short)] == [32, 16]
+    assert tiles.chunk_length(short, torch.device("meta")) == 64

@@ -35,6 +35,10 @@ from .scratch import Scratch
 CHUNK_NUMEL = {"cpu": 1 << 20}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
 
+#: Positions from which a CPU's chunks are as large as that. Of shorter rows half as many stay
+#: nearer, while products of long ones leave their caches anyway.
+MIN_LONG_ROW = 512
+
 #: Positions from which a product per example beats gathering examples first.
 MIN_ROW_LENGTH = 128
 
@@ -51,7 +55,10 @@ def chunk_length(shape: Sequence[int], device: torch.device) -> int:
     calls as a full one. And threads that share a chunk's examples should have as many each.
     """
     budget = CHUNK_NUMEL.get(device.type, CHUNK_NUMEL_ELSEWHERE)
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = 1
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        budget = budget if shape[3] >= MIN_LONG_ROW else budget // 2
     n = shape[0]
     most = max(1, budget // max(1, prod(shape[1:])))
     if most > threads:
