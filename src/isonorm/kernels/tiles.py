@@ -73,16 +73,18 @@ class Layout:
     share.
     """
 
-    def __init__(self, area: Area, view: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, area: Area, view: Tensor, dtype: torch.dtype, example: tuple[int, int, int]
+    ) -> None:
         self.area, self.source, self.shape, self.dtype = area, view, view.shape, dtype
         self.spans_batch = area.spans_batch
         self.length = chunk_length(self.shape, view.device)
-        n, k, c, s = view.shape
+        n = view.shape[0]
         starts = range(0, n if view.numel() else 0, self.length)
         self.chunks = [slice(i, min(i + self.length, n)) for i in starts]
         self.pieces = self.cut(view)
         # Problems that one example belongs to, and their features and samples within it.
-        self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
+        self.p, self.d, self.m = example
         self.room = Scratch(view, dtype).room  # the same for every chunk, so that it stays in cache
         # What was centred last: the chunk, the mean and the tile.
         self._centred: tuple[Tensor, Tensor, Tensor] | None = None
@@ -173,8 +175,8 @@ class Layout:
         """The same, added to that of a chunk before, which is not shorter."""
         raise NotImplementedError
 
-    def summed(self, outer: Tensor) -> Tensor:
-        return outer
+    def summed(self, sums: Tensor) -> Tensor:
+        return sums
 
     def mean(self, chunk: Tensor) -> Tensor:
         """(b, d) means over a chunk's own samples."""
@@ -274,9 +276,7 @@ class Rows(Layout):
         return tile.view(-1, *self.shape[1:])
 
     def total(self, tile: Tensor) -> Tensor:
-        if not self.spans_batch:
-            return tile.sum(-1)
-        return tile.view(-1, self.p, self.d, self.m).sum((0, 3))
+        return self.summed(tile.sum(-1))
 
     def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         room = None  # what is not summed is the result
@@ -287,8 +287,8 @@ class Rows(Layout):
     def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
         to[: left.shape[0]].baddbmm_(left, right.mT)
 
-    def summed(self, outer: Tensor) -> Tensor:
-        return outer.unflatten(0, (-1, self.p)).sum(0) if self.spans_batch else outer
+    def summed(self, sums: Tensor) -> Tensor:
+        return sums.view(-1, self.p, *sums.shape[1:]).sum(0) if self.spans_batch else sums
 
 
 class Gathered(Layout):
@@ -426,10 +426,13 @@ def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
 def layout(area: Area, view: Tensor, dtype: torch.dtype) -> Layout:
     """The cheapest layout for an (N, K, c, S) view, by its strides and sizes."""
     _, k, c, s = view.shape
-    if area.problem_shape(Block(0, k, c), 1, s)[1] == 1:
-        return Scalar(area, view, dtype)
-    if not area.spans_batch:
-        return Rows(area, view, dtype)
-    if view.stride(2) == 1:
-        return Columns(area, view, dtype)
-    return (Rows if s >= MIN_ROW_LENGTH else Gathered)(area, view, dtype)
+    example = area.problem_shape(Block(0, k, c), 1, s)
+    if example[1] == 1:
+        kind = Scalar
+    elif not area.spans_batch:
+        kind = Rows
+    elif view.stride(2) == 1:
+        kind = Columns
+    else:
+        kind = Rows if s >= MIN_ROW_LENGTH else Gathered
+    return kind(area, view, dtype, example)
