@@ -19,7 +19,7 @@ from . import is_watched
 
 #: Bytes that a thread keeps, at most; and from which on a room is worth it: malloc itself keeps
 #: small ones.
-MOST_BYTES, LEAST_BYTES = 1 << 25, 1 << 20
+MOST_BYTES, LEAST_BYTES = 1 << 25, 1 << 18
 
 
 class _Kept(threading.local):
