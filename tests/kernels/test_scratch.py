@@ -33,6 +33,7 @@ def test_a_room_has_the_shape_and_dtype_asked_for_and_is_found_again():
     own = Scratch(LIKE, torch.float64)
     room = own.room("tile", (2, 3, 4))
     assert room.shape == (2, 3, 4) and room.dtype == torch.float64 and room.is_contiguous()
+    assert own.room("tile", (2, 3, 4)) is room
     assert own.room("tile", (6,)).data_ptr() == room.data_ptr()
     assert own.room("other", (6,)).data_ptr() != room.data_ptr()
     before = room.data_ptr()
@@ -53,8 +54,10 @@ def test_a_piece_is_given_back_once_even_if_there_is_no_memory_for_a_larger_one(
     own.room("tile", (10,))
     with pytest.raises(RuntimeError, match="alloc"):
         own.room("tile", (1 << 58,))
-    del own
-    assert kept() == [40]
+    other = Scratch(LIKE, torch.float32)
+    assert other.room("tile", (10,)).data_ptr() != own.room("tile", (10,)).data_ptr()
+    del own, other
+    assert kept() == [40, 40]
 
 
 def test_the_smallest_piece_that_is_large_enough_is_taken():

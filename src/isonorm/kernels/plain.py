@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -13,7 +14,11 @@ from ..operation import add_eps
 from ..recovery import Coloring, Recovery
 from ..statistics import Statistics, about_mean, merge, working_dtype
 from .plan import Gradients, Plan, Problem, Sums
-from .tiles import Layout, add_into, layout
+from .tiles import Layout, Outer, Square, add_into, layout
+
+#: Chunks whose sums are about the mean of the first. The mean of 1/r of the samples is at most
+#: √(r − 1) standard deviations from that of all, so that r times the variance is all that cancels.
+CHUNKS_ABOUT_A_PIVOT = 8
 
 
 class Work(NamedTuple):
@@ -36,21 +41,14 @@ def prepare(
 
 
 def moments(work: Work, plan: Plan) -> Statistics:
-    """Step 1. Chunks that share problems merge; chunks of separate examples stand side by side."""
+    """Step 1. Chunks that share problems merge, a run of them at a time; chunks of separate
+    examples stand side by side.
+    """
     (block, ops), area = work, plan.area
-    parts = []
-    for rows in ops.chunks:
-        chunk = ops.chunk(ops.source, rows)
-        b, d, m = area.problem_shape(block, chunk.shape[0], chunk.shape[3])
-        if plan.operation.centers:
-            pivot = chunk.sum(area.axes("m"), dtype=ops.dtype).div_(m).reshape(b, d)
-            tile = ops.centred_tile(rows, pivot)
-            about_pivot = Statistics(m, pivot, ops.square(tile).div_(m))
-            parts.append(about_mean(about_pivot, ops.total(tile).div_(m)))
-        else:
-            mean, tile = chunk.new_zeros((b, d), dtype=ops.dtype), ops.tile(chunk)
-            parts.append(Statistics(m, mean, ops.square(tile).div_(m)))
-    if not parts or not parts[0].count:
+    run = CHUNKS_ABOUT_A_PIVOT if area.spans_batch else 1
+    starts = range(0, len(ops.chunks), run)
+    parts = [_moments(ops.pieces[i : i + run], work, plan) for i in starts]
+    if not parts:
         b, d, _ = area.problem_shape(block, ops.shape[0], ops.shape[3])
         zeros = ops.source.new_zeros
         return Statistics(0, zeros((b, d), dtype=ops.dtype), zeros((b, d, d), dtype=ops.dtype))
@@ -58,6 +56,25 @@ def moments(work: Work, plan: Plan) -> Statistics:
         return reduce(merge, parts)
     means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
     return Statistics(parts[0].count, means, covs)
+
+
+def _moments(chunks: Sequence[Tensor], work: Work, plan: Plan) -> Statistics:
+    """Of chunks together, from sums about the mean of the first."""
+    (block, ops), area = work, plan.area
+    b, d, m = area.problem_shape(block, sum(chunk.shape[0] for chunk in chunks), ops.shape[3])
+    square, totals = Square(ops), []
+    if not plan.operation.centers:
+        for chunk in chunks:
+            square.add(ops.tile(chunk))
+        moment = square.total().div_(m)
+        return Statistics(m, moment.new_zeros((b, d)), moment)
+    pivot = ops.mean(chunks[0])
+    for chunk in chunks:
+        tile = ops.centred_tile(chunk, pivot)
+        totals.append(ops.total(tile))
+        square.add(tile)
+    about_pivot = Statistics(m, pivot, square.total().div_(m))
+    return about_mean(about_pivot, ops.joined(totals).div_(m))
 
 
 def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -78,34 +95,32 @@ def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, pl
     """Step 3: y = A(x − μ) + β."""
     (block, ops), out = work, work.block.view(y)
     bias = None if recovery.bias is None else block.per_channel(recovery.bias).to(w.dtype)
-    tiles = ops.centred_tiles(mean if plan.operation.centers else None, again=True)
+    tiles = ops.centred_tiles(mean if plan.operation.centers else None, out, again=True)
     if not plan.folds_recovery:  # γ and β vary along the samples
-        for rows, tile in tiles:
+        for rows, tile, part in tiles:
             z = ops.untile(ops.product(ops.part(w, rows), tile, None))
             z = recovery.scale(z, block)
-            part = ops.chunk(out, rows)
             part.copy_(z) if bias is None else add_into(part, z, bias)
         return
     a = ops.repeated(folded(recovery, w, block), "matrix")
     if bias is not None:
         bias = bias.view(-1, w.shape[1], 1)
         if not plan.area.spans_batch:  # every example has problems of its own
-            bias = bias.repeat(len(w) // len(bias), 1, 1)
+            bias = bias.repeat(w.shape[0] // bias.shape[0], 1, 1)
         bias = ops.repeated(bias, "shift")
-    for rows, tile in tiles:
+    for rows, tile, part in tiles:
         shift = None if bias is None else ops.part(bias, rows)
-        ops.write(ops.chunk(out, rows), (ops.part(a, rows), tile), shift=shift)
+        ops.write(part, (ops.part(a, rows), tile), shift=shift)
 
 
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4: f (b, d) and M (b, d, d); where γ is not part of A, its gradient and β's as well."""
     (block, ops), grad = work, work.block.view(dy)
-    fs, outers = [], []
+    fs, outer = [], Outer(ops)
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (p.mean.new_zeros(block.groups * block.size) for _ in range(2))
-    for rows, tile in ops.centred_tiles(p.mean if plan.operation.centers else None):
-        g = ops.chunk(grad, rows)
+    for rows, tile, g in ops.centred_tiles(p.mean if plan.operation.centers else None, grad):
         if dweight is not None and dbias is not None:
             g = g.to(ops.dtype)
             xhat = ops.untile(ops.product(ops.part(p.w, rows), tile, None))
@@ -114,10 +129,10 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
             g = recovery.scale(g, block)
         g = ops.tile(g)
         fs.append(ops.total(g))
-        outers.append(ops.outer(g, tile))
+        outer.add(g, tile)
     if not fs:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), dweight, dbias)
-    return Sums(ops.joined(fs), ops.joined(outers), dweight, dbias)
+    return Sums(ops.joined(fs), outer.total(), dweight, dbias)
 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
@@ -178,12 +193,12 @@ def backward_apply(
     # turned after it is repeated: products take either, copies do not
     a, slope = ops.repeated(grads.a, "matrix").mT, ops.repeated(grads.slope, "slope")
     shift = ops.repeated(grads.shift.unsqueeze(-1), "shift")
-    for rows, tile in ops.centred_tiles(p.mean if plan.operation.centers else None, again=True):
-        g = ops.chunk(grad, rows)
+    mean = p.mean if plan.operation.centers else None
+    for rows, tile, g, part in ops.centred_tiles(mean, grad, out, again=True):
         if not plan.folds_recovery:
             g = recovery.scale(g.to(ops.dtype), block)
         terms = (ops.part(a, rows), ops.tile(g)), (ops.part(slope, rows), tile)
-        ops.write(ops.chunk(out, rows), *terms, shift=ops.part(shift, rows))
+        ops.write(part, *terms, shift=ops.part(shift, rows))
 
 
 def folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:

@@ -9,6 +9,7 @@ torch's allocators do so by themselves.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -18,7 +19,7 @@ from . import is_watched
 
 #: Bytes that a thread keeps, at most; and from which on a room is worth it: malloc itself keeps
 #: small ones.
-MOST_BYTES, LEAST_BYTES = 1 << 25, 1 << 20
+MOST_BYTES, LEAST_BYTES = 1 << 25, 1 << 18
 
 
 class _Kept(threading.local):
@@ -38,24 +39,30 @@ class Scratch:
         # again; the allocators of other devices cache by themselves.
         self._keeps = like.device.type == "cpu" and not is_watched(like)
         self._pieces: dict[str, Tensor] = {}
+        self._rooms: dict[str, Tensor] = {}  # of the pieces, as they were last asked for
 
     def room(self, purpose: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
         """A contiguous tensor of this shape. If it is large, it is for one purpose always the same
         memory, which holds whatever it held, until more is asked for.
         """
+        last = self._rooms.get(purpose)
+        if last is not None and last.shape == shape:
+            return last
         size = prod(shape) * self._dtype.itemsize
         if not self._keeps or size < LEAST_BYTES:
             return self._like.new_empty(shape, dtype=self._dtype)
         piece = self._pieces.get(purpose)
         if piece is None or piece.numel() < size:
             if piece is not None:  # no longer ours, even if there is no memory for the next
-                _give_back(self._pieces.pop(purpose))
+                del self._rooms[purpose]
+                _give_back([self._pieces.pop(purpose)])
             piece = self._pieces[purpose] = _take(size)
-        return piece[:size].view(self._dtype).view(shape)
+        room = self._rooms[purpose] = piece[:size].view(self._dtype).view(shape)
+        return room
 
     def __del__(self) -> None:
-        for piece in self._pieces.values():
-            _give_back(piece)
+        if self._pieces:
+            _give_back(self._pieces.values())
 
 
 def _take(size: int) -> Tensor:
@@ -69,9 +76,9 @@ def _take(size: int) -> Tensor:
     return best
 
 
-def _give_back(piece: Tensor) -> None:
+def _give_back(pieces: Iterable[Tensor]) -> None:
     """Larger pieces stay rather than smaller ones: they serve for both."""
-    pieces = sorted([*_kept.pieces, piece], key=Tensor.numel, reverse=True)
+    pieces = sorted([*_kept.pieces, *pieces], key=Tensor.numel, reverse=True)
     while sum(map(Tensor.numel, pieces)) > MOST_BYTES:
         pieces.pop(0 if pieces[0].numel() > MOST_BYTES else -1)
     _kept.pieces = pieces

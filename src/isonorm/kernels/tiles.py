@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,10 @@ from .scratch import Scratch
 #: Numbers in a chunk: what a last-level cache holds; on a GPU, enough to hide a launch.
 CHUNK_NUMEL = {"cpu": 1 << 20}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
+
+#: Positions from which a CPU's chunks are as large as that. Of shorter rows half as many stay
+#: nearer, while products of long ones leave their caches anyway.
+MIN_LONG_ROW = 512
 
 #: Positions from which a product per example beats gathering examples first.
 MIN_ROW_LENGTH = 128
@@ -50,7 +55,10 @@ def chunk_length(shape: Sequence[int], device: torch.device) -> int:
     calls as a full one. And threads that share a chunk's examples should have as many each.
     """
     budget = CHUNK_NUMEL.get(device.type, CHUNK_NUMEL_ELSEWHERE)
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = 1
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        budget = budget if shape[3] >= MIN_LONG_ROW else budget // 2
     n = shape[0]
     most = max(1, budget // max(1, prod(shape[1:])))
     if most > threads:
@@ -65,46 +73,51 @@ class Layout:
     share.
     """
 
-    def __init__(self, area: Area, view: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, area: Area, view: Tensor, dtype: torch.dtype, example: tuple[int, int, int]
+    ) -> None:
         self.area, self.source, self.shape, self.dtype = area, view, view.shape, dtype
         self.spans_batch = area.spans_batch
         self.length = chunk_length(self.shape, view.device)
-        n, k, c, s = view.shape
-        self.chunks = [slice(i, min(i + self.length, n)) for i in range(0, n, self.length)]
-        if view.numel() == 0:
-            self.chunks = []
+        n = view.shape[0]
+        starts = range(0, n if view.numel() else 0, self.length)
+        self.chunks = [slice(i, min(i + self.length, n)) for i in starts]
+        self.pieces = self.cut(view)
         # Problems that one example belongs to, and their features and samples within it.
-        self.p, self.d, self.m = area.problem_shape(Block(0, k, c), 1, s)
+        self.p, self.d, self.m = example
         self.room = Scratch(view, dtype).room  # the same for every chunk, so that it stays in cache
-        # What was centred last: the chunk's examples, the mean and the tile.
-        self._centred: tuple[slice, Tensor, Tensor] | None = None
+        # What was centred last: the chunk, the mean and the tile.
+        self._centred: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def cut(self, view: Tensor) -> tuple[Tensor, ...]:
+        """The chunks of an (N, K, c, S) view."""
+        if len(self.chunks) < 2:
+            return (view,)
+        return view.split_with_sizes([rows.stop - rows.start for rows in self.chunks])
 
     def centred_tiles(
-        self, mean: Tensor | None, again: bool = False
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Each chunk's examples, and their tile less a (b, d) mean.
+        self, mean: Tensor | None, *views: Tensor, again: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """Each chunk's examples, their tile less a (b, d) mean, and their part of other views.
 
         A pass that comes ``again`` walks back from where the one before has ended: with the same
         mean it finds that tile made, and what belongs to it in cache.
         """
-        for rows in reversed(self.chunks) if again else self.chunks:
+        walk = list(zip(self.chunks, self.pieces, *map(self.cut, views), strict=False))
+        for rows, chunk, *others in reversed(walk) if again else walk:
             if mean is None:
-                yield rows, self.tile(self.chunk(self.source, rows))
+                yield rows, self.tile(chunk), *others
             else:
                 shared = self.spans_batch or len(self.chunks) == 1
                 own = mean if shared else mean[self.problems(rows)]
-                yield rows, self.centred_tile(rows, own)
+                yield rows, self.centred_tile(chunk, own), *others
 
-    def chunk(self, view: Tensor, rows: slice) -> Tensor:
-        """A chunk's examples of an (N, K, c, S) view."""
-        if len(self.chunks) == 1:
-            return view
-        return view.narrow(0, rows.start, rows.stop - rows.start)
-
-    def centred_tile(self, rows: slice, mean: Tensor) -> Tensor:
-        """A chunk's tile less the mean of its problems, until the next is asked for."""
-        if self._centred is None or self._centred[0] != rows or self._centred[1] is not mean:
-            self._centred = rows, mean, self.centred(self.chunk(self.source, rows), mean)
+    def centred_tile(self, chunk: Tensor, mean: Tensor) -> Tensor:
+        """The tile of one of the pieces less the mean of its problems, until the next is asked
+        for.
+        """
+        if self._centred is None or self._centred[0] is not chunk or self._centred[1] is not mean:
+            self._centred = chunk, mean, self.centred(chunk, mean)
         return self._centred[2]
 
     def joined(self, parts: list[Tensor]) -> Tensor:
@@ -152,13 +165,23 @@ class Layout:
         """Σ over samples, (b, d)."""
         raise NotImplementedError
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """Σ over samples of left·rightᵀ, (b, d, d)."""
+    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
+        """Σ over a chunk's samples of left·rightᵀ, (b, d, d), or what ``summed`` makes it of; until
+        the next for the same purpose.
+        """
         raise NotImplementedError
 
-    def square(self, tile: Tensor) -> Tensor:
-        """Σ over samples of tile·tileᵀ, (b, d, d)."""
-        return self.outer(tile, tile)
+    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
+        """The same, added to that of a chunk before, which is not shorter."""
+        raise NotImplementedError
+
+    def summed(self, sums: Tensor) -> Tensor:
+        return sums
+
+    def mean(self, chunk: Tensor) -> Tensor:
+        """(b, d) means over a chunk's own samples."""
+        total = chunk.sum(self.area.axes("m"), dtype=self.dtype)
+        return total.div_(chunk.numel() / total.numel()).reshape(-1, self.d)
 
     def product(
         self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
@@ -206,8 +229,11 @@ class Scalar(Layout):
     def total(self, tile: Tensor) -> Tensor:
         return tile.sum(self.area.axes("m")).reshape(-1, 1)
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         return (left * right).sum(self.area.axes("m")).reshape(-1, 1, 1)
+
+    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
+        to += self.outer(left, right, "")
 
     def product(
         self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
@@ -235,7 +261,7 @@ class Rows(Layout):
         n = rows.stop - rows.start
         if self.p == 1:  # one matrix for all examples needs no copies
             return operand.expand(n, *operand.shape[1:])
-        return operand if len(operand) == n * self.p else operand[: n * self.p]
+        return operand if n == self.length else operand[: n * self.p]
 
     def tile(self, chunk: Tensor) -> Tensor:
         return chunk.to(self.dtype).reshape(-1, self.d, self.m)
@@ -250,24 +276,18 @@ class Rows(Layout):
         return tile.view(-1, *self.shape[1:])
 
     def total(self, tile: Tensor) -> Tensor:
-        return self._over_examples(tile.sum(-1))
+        return self.summed(tile.sum(-1))
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         room = None  # what is not summed is the result
         if self.spans_batch:
-            room = self.room("outer", (len(left), left.shape[1], right.shape[1]))
-        return self._over_examples(torch.bmm(left, right.mT, out=room))
+            room = self.room(purpose, (*left.shape[:2], right.shape[1]))
+        return torch.bmm(left, right.mT, out=room)
 
-    def square(self, tile: Tensor) -> Tensor:
-        if not self.spans_batch or self.d < MIN_TO_HALVE or not tile.is_cpu:
-            return self.outer(tile, tile)
-        upper, lower = tile.split([self.d // 2, self.d - self.d // 2], dim=1)
-        columns = self.outer(tile, upper)
-        corner = self.outer(lower, lower)
-        turned = columns[:, upper.shape[1] :].mT  # the upper right block, as below the diagonal
-        return torch.cat([columns, torch.cat([turned, corner], dim=1)], dim=2)
+    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
+        to[: left.shape[0]].baddbmm_(left, right.mT)
 
-    def _over_examples(self, sums: Tensor) -> Tensor:
+    def summed(self, sums: Tensor) -> Tensor:
         return sums.view(-1, self.p, *sums.shape[1:]).sum(0) if self.spans_batch else sums
 
 
@@ -293,8 +313,11 @@ class Gathered(Layout):
     def total(self, tile: Tensor) -> Tensor:
         return tile.sum(-1)
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         return torch.bmm(left, right.mT)
+
+    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
+        to.baddbmm_(left, right.mT)
 
     def write(
         self, chunk: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
@@ -330,8 +353,11 @@ class Columns(Layout):
     def total(self, tile: Tensor) -> Tensor:
         return tile.sum(1)
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         return torch.bmm(left.mT, right)
+
+    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
+        to.baddbmm_(left.mT, right)
 
     def product(
         self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
@@ -342,6 +368,51 @@ class Columns(Layout):
 
     def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
         to.baddbmm_(tile, matrix.mT)
+
+
+class Outer:
+    """Σ over samples of left·rightᵀ, (b, d, d), chunk by chunk: added up where chunks share
+    problems, side by side elsewhere.
+    """
+
+    def __init__(self, ops: Layout, purpose: str = "outer") -> None:
+        self.ops, self.purpose = ops, purpose
+        self.parts: list[Tensor] = []
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        if self.parts and self.ops.spans_batch:
+            self.ops.add_outer(left, right, to=self.parts[0])
+        else:
+            self.parts.append(self.ops.outer(left, right, self.purpose))
+
+    def total(self) -> Tensor:
+        return self.ops.summed(self.ops.joined(self.parts))
+
+
+class Square:
+    """Σ over samples of tile·tileᵀ, in the same way. Of large ones in rows three quarters: the left
+    columns and the lower right corner.
+    """
+
+    def __init__(self, ops: Layout) -> None:
+        large = isinstance(ops, Rows) and ops.spans_batch and ops.d >= MIN_TO_HALVE
+        self.half = ops.d // 2 if large and ops.source.is_cpu else 0
+        self.columns, self.corner = Outer(ops, "columns"), Outer(ops, "corner")
+
+    def add(self, tile: Tensor) -> None:
+        if not self.half:
+            self.columns.add(tile, tile)
+            return
+        left, right = tile[:, : self.half], tile[:, self.half :]
+        self.columns.add(tile, left)
+        self.corner.add(right, right)
+
+    def total(self) -> Tensor:
+        columns = self.columns.total()
+        if not self.half:
+            return columns
+        turned = columns[:, self.half :].mT  # the upper right block, as below the diagonal
+        return torch.cat([columns, torch.cat([turned, self.corner.total()], dim=1)], dim=2)
 
 
 def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
@@ -355,10 +426,13 @@ def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
 def layout(area: Area, view: Tensor, dtype: torch.dtype) -> Layout:
     """The cheapest layout for an (N, K, c, S) view, by its strides and sizes."""
     _, k, c, s = view.shape
-    if area.problem_shape(Block(0, k, c), 1, s)[1] == 1:
-        return Scalar(area, view, dtype)
-    if not area.spans_batch:
-        return Rows(area, view, dtype)
-    if view.stride(2) == 1:
-        return Columns(area, view, dtype)
-    return (Rows if s >= MIN_ROW_LENGTH else Gathered)(area, view, dtype)
+    example = area.problem_shape(Block(0, k, c), 1, s)
+    if example[1] == 1:
+        kind = Scalar
+    elif not area.spans_batch:
+        kind = Rows
+    elif view.stride(2) == 1:
+        kind = Columns
+    else:
+        kind = Rows if s >= MIN_ROW_LENGTH else Gathered
+    return kind(area, view, dtype, example)
