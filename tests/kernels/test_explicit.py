@@ -9,7 +9,7 @@ import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
-from isonorm.kernels import tiles
+from isonorm.kernels import outer, tiles
 from isonorm.recovery import Affine, Coloring
 from tests.kernels.paths import (
     COMPOSITIONS,
@@ -34,7 +34,7 @@ def test_every_composition_agrees_with_the_reference(area, operation, shape):
     assert_paths_agree(correlated(*shape), area, operation)
 
 
-@pytest.mark.parametrize("size", [tiles.MIN_TO_HALVE, tiles.MIN_TO_HALVE + 1])
+@pytest.mark.parametrize("size", [outer.MIN_TO_HALVE, outer.MIN_TO_HALVE + 1])
 def test_a_symmetric_product_made_by_halves_is_whole(size):
     x = correlated(3, 2 * size, tiles.MIN_ROW_LENGTH)
     assert_paths_agree(x, areas.batch(size), operations.whiten("newton", 3))

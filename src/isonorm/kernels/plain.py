@@ -13,8 +13,9 @@ from ..area import Block
 from ..operation import add_eps
 from ..recovery import Coloring, Recovery
 from ..statistics import Statistics, about_mean, merge, working_dtype
+from .outer import Outer, Square
 from .plan import Gradients, Plan, Problem, Sums
-from .tiles import Layout, Outer, Square, add_into, layout
+from .tiles import Layout, add_into, layout
 
 #: Chunks whose sums are about the mean of the first. The mean of 1/r of the samples is at most
 #: √(r − 1) standard deviations from that of all, so that r times the variance is all that cancels.

@@ -42,9 +42,6 @@ MIN_LONG_ROW = 512
 #: Positions from which a product per example beats gathering examples first.
 MIN_ROW_LENGTH = 128
 
-#: Features from which three quarters of a symmetric product, in two calls, beat the whole in one.
-MIN_TO_HALVE = 64
-
 #: Numbers in a group's tile up to which copying a product beats writing it where it belongs: on a
 #: CPU torch makes products one by one whose places lie apart.
 MOST_TO_COPY = 1 << 13
@@ -90,9 +87,9 @@ class Layout:
         self._centred: tuple[Tensor, Tensor, Tensor] | None = None
 
     def cut(self, view: Tensor) -> tuple[Tensor, ...]:
-        """The chunks of an (N, K, c, S) view."""
+        """The chunks of an (N, K, c, S) view; of nothing there are none."""
         if len(self.chunks) < 2:
-            return (view,)
+            return (view,) * len(self.chunks)
         return view.split_with_sizes([rows.stop - rows.start for rows in self.chunks])
 
     def centred_tiles(
@@ -103,7 +100,7 @@ class Layout:
         A pass that comes ``again`` walks back from where the one before has ended: with the same
         mean it finds that tile made, and what belongs to it in cache.
         """
-        walk = list(zip(self.chunks, self.pieces, *map(self.cut, views), strict=False))
+        walk = list(zip(self.chunks, self.pieces, *map(self.cut, views), strict=True))
         for rows, chunk, *others in reversed(walk) if again else walk:
             if mean is None:
                 yield rows, self.tile(chunk), *others
@@ -368,51 +365,6 @@ class Columns(Layout):
 
     def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
         to.baddbmm_(tile, matrix.mT)
-
-
-class Outer:
-    """Σ over samples of left·rightᵀ, (b, d, d), chunk by chunk: added up where chunks share
-    problems, side by side elsewhere.
-    """
-
-    def __init__(self, ops: Layout, purpose: str = "outer") -> None:
-        self.ops, self.purpose = ops, purpose
-        self.parts: list[Tensor] = []
-
-    def add(self, left: Tensor, right: Tensor) -> None:
-        if self.parts and self.ops.spans_batch:
-            self.ops.add_outer(left, right, to=self.parts[0])
-        else:
-            self.parts.append(self.ops.outer(left, right, self.purpose))
-
-    def total(self) -> Tensor:
-        return self.ops.summed(self.ops.joined(self.parts))
-
-
-class Square:
-    """Σ over samples of tile·tileᵀ, in the same way. Of large ones in rows three quarters: the left
-    columns and the lower right corner.
-    """
-
-    def __init__(self, ops: Layout) -> None:
-        large = isinstance(ops, Rows) and ops.spans_batch and ops.d >= MIN_TO_HALVE
-        self.half = ops.d // 2 if large and ops.source.is_cpu else 0
-        self.columns, self.corner = Outer(ops, "columns"), Outer(ops, "corner")
-
-    def add(self, tile: Tensor) -> None:
-        if not self.half:
-            self.columns.add(tile, tile)
-            return
-        left, right = tile[:, : self.half], tile[:, self.half :]
-        self.columns.add(tile, left)
-        self.corner.add(right, right)
-
-    def total(self) -> Tensor:
-        columns = self.columns.total()
-        if not self.half:
-            return columns
-        turned = columns[:, self.half :].mT  # the upper right block, as below the diagonal
-        return torch.cat([columns, torch.cat([turned, self.corner.total()], dim=1)], dim=2)
 
 
 def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
