@@ -122,12 +122,14 @@ def record(
     verdicts: Sequence[Verdict],
     arguments: Sequence[str],
     rounds: int,
+    processes: int,
 ) -> dict:
     """The run with all it takes to judge it, as JSON's types."""
     return origin("benchmarks.cpu", arguments) | {
         "dtype": "float32",
         "num_iters": NUM_ITERS,
         "rounds": rounds,
+        "processes": processes,
         "how": {
             "time": "seconds of a training step; layers take turns, every round in a new order",
             "time_ratios": "this layer's time over the other's, round by round",

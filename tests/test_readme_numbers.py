@@ -54,6 +54,10 @@ def test_the_table_of_the_gpu():
     columns = [row_of_the_table(layout) for layout in ("channels_last", "nchw")]
     for left, right in zip(*columns, strict=True):
         assert f"| {left} | {right} |" in README
+    worst = [column[2].removesuffix(" ×") for column in columns]
+    together = " ".join(README.split())
+    assert f"takes {worst[0]} times as long as the faster of eager and compiled" in together
+    assert f"in channels_last, {worst[1]} times in NCHW" in together
 
 
 def test_other_times_on_the_gpu():

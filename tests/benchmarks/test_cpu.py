@@ -211,13 +211,31 @@ def test_a_run_prints_a_table_and_writes_a_record(tmp_path, capsys):
 
     record = json.loads(out.read_text())
     assert record["command"].startswith("python -m benchmarks.cpu --quick")
-    assert record["rounds"] == 2 and record["threads"] and record["hardware"]["cpu"]
+    assert (
+        record["rounds"] == 2
+        and record["processes"] == 1
+        and record["threads"]
+        and record["hardware"]["cpu"]
+    )
     assert [case["group_size"] for case in record["cases"]] == [3, 6]
     layer = record["cases"][0]["layers"][ITERNORM]
     assert layer["time"]["n"] == 2 and layer["peak_bytes"] > 0
     assert layer["time_ratios"].keys() == layer["peak_ratios"].keys()
     assert len(record["targets"]) == 4 and isinstance(record["passed"], bool)
     assert [p.name for p in out.parent.iterdir()] == ["cpu.json"]
+
+
+@pytest.mark.slow
+def test_processes_share_the_rounds(tmp_path, capfd):
+    out = tmp_path / "cpu.json"
+    arguments = ["--shapes", "4x6", "--groups", "3", "--rounds", "3", "--processes", "2"]
+    assert cpu.main([*arguments, "--threads", "1", "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert record["rounds"] == 3 and record["processes"] == 2
+    (case,) = record["cases"]
+    assert {layer["time"]["n"] for layer in case["layers"].values()} == {3}
+    told = capfd.readouterr().err
+    assert "process 2 of 2" in told and told.count("measuring 4x6 group 3") == 2
 
 
 def test_nothing_is_timed_where_a_result_is_wrong(tmp_path, capsys, monkeypatch):
