@@ -5,10 +5,11 @@
 
 Beside each kernel that streams the activation stands the time its bytes take at the copy bandwidth
 measured first: a floor where the activation is larger than the cache, in which a kernel that is
-launched again and again finds a smaller one. With ``--tune`` these kernels are run with other
-tiles, warps, stages and programs, too; a variant whose results are not those of the usual one
-counts as failed. ``--share 0/4`` runs every fourth variant once, untimed: several processes then
-compile for the one that times.
+launched again and again finds a smaller one. Kernels that overlap (see ``kernels.gpu.overlap``) do
+so with themselves here, and seem shorter than they are in a step. With ``--tune`` the streaming
+kernels are run with other tiles, warps, stages and programs, too; a variant whose results are not
+those of the usual one counts as failed. ``--share 0/4`` runs every fourth variant once, untimed:
+several processes then compile for the one that times.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ KERNELS = {
     "backward_apply": "backward_apply_kernel",
 }
 TILE, WARPS, STAGES = (32, 64, 128, 256), (4, 8), (1, 2, 3, 4)
-#: Programs for each multiprocessor, and tiles for each program: see ``Tuning``.
+#: Programs for each multiprocessor, tiles for each program, and a front: see ``Tuning``.
 REDUCING = [(programs, 4) for programs in (1, 2, 3, 4, 8)]
-MAPPING = [(programs, tiles) for programs in (2, 4) for tiles in (4, 6, 12, 24)]
+MAPPING = [(programs, tiles) for programs in (2, 4) for tiles in (2, 4, 6, 12)]
+MAPPING += [(4, tiles, front) for tiles in (2, 3, 4) for front in ((2, 0.5), (4, 0.7), (4, 0.85))]
 SHARING = {"moments": REDUCING, "apply": MAPPING, "sums": REDUCING, "backward_apply": MAPPING}
 
 
@@ -99,7 +101,7 @@ class Kernels:
             self.back, self.dy, self.problem, recovery, self.plan, self.run.m
         )
         lay = self.run.lay
-        most = max(programs for programs, _ in REDUCING) * lay.multiprocessors
+        most = max(programs for programs, *_ in REDUCING) * lay.multiprocessors
         parts = 1 + most // lay.problems  # that programs of any tuning may leave
         self.total = torch.empty(parts, lay.row, device="cuda")
 

@@ -115,6 +115,7 @@ def test_the_cpu():
     assert f"IterNorm is {min(gain):.1f} to {max(gain):.1f} times as fast as the plain" in README
     assert f"{min(gains(others)):.2f} to {max(gains(others)):.0f} times as fast" in README
     assert f"it takes {min(cost):.1f} to {max(cost):.1f} times as long as BatchNorm" in README
+    assert f"There IterNorm takes {min(cost):.1f} times BatchNorm's time at best" in README
     assert (
         f"in the other cases {min(costs(others)):.0f} to {max(costs(others)):.0f} times" in README
     )

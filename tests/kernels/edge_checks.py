@@ -222,6 +222,10 @@ def check_long_walks() -> None:
                 tiles = -(-found.n * found.s // found.tuning(name).tile)
                 assert front > 0 and tiles > front_tiles > tiles // 3  # and some for the others
             check(shape, where, newton, torch.float16, memory)
+    # Five problems for eight programs: the front is one of each, and leaves three tiles of nine,
+    # fewer than a program should have.
+    with patch("isonorm.kernels.gpu.layout.multiprocessors", lambda device: 2):
+        check((9, 80, 8, 8), where, newton, torch.float16, "channels_last")
 
 
 def check_sizes_that_are_known() -> None:

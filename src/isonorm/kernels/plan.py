@@ -176,12 +176,14 @@ class Plan:
         if self.fuses_root(d, device):
             assert isinstance(root, Recurrence)
             steps = len(root.steps)
-            newton = 2 * max(steps - 1, 0)  # Z and P of every step but the first
+            newton = 2 * max(
+                steps - 1, 0
+            )  # H and P of every step but the first: see ``gpu.iterates``
             return (0 if root.name == "polar" else newton, b, d, d)
         return (0,) if root is None else root.memo_shape(b, d)
 
     def kept(self, batch: int, channels: int, positions: int, device: torch.device) -> Packing:
-        """What ``gpu.fast_path`` keeps of its one block: μ, Σ, W and the trail of the root."""
+        """What ``gpu.fast_path`` keeps of its one block: μ, Σ, W and the root's memo."""
         _, b, d, _ = self.problem_shapes(batch, channels, positions)[0]
         memo = self.memo_shape(b, d, device) if self.fuses_root(d, device) else (0,)
         return Packing(b * d, b * d * d, b * d * d, prod(memo))

@@ -64,7 +64,7 @@ def _polynomial(b_z, b_eye, k, STEPS: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _step(b_z, k, STEPS: tl.constexpr, HALF_MEMO: tl.constexpr):
+def _h(b_z, k, STEPS: tl.constexpr, HALF_MEMO: tl.constexpr):
     """H = b·Z of Newton's step k, as the memo keeps it: b is a power of two."""
     b_h = _coefficient(k, 1, STEPS) * b_z
     return b_h.to(tl.float16) if HALF_MEMO else b_h
@@ -100,14 +100,14 @@ def newton(
     T: tl.constexpr = len(STEPS) // 3
     b_p = b_eye
     if T > 0:
-        b_h = _step(b_z, 0, STEPS, False)
-        b_p = b_h + _coefficient(0, 0, STEPS) * b_eye
+        # P_1 = Q_0, which meets no product: not rounded, as H is for one
+        b_p = _coefficient(0, 0, STEPS) * b_eye + _coefficient(0, 1, STEPS) * b_z
     if T > 1:
-        b_h = _step(b_z, 0, STEPS, HALF_MEMO)
+        b_h = _h(b_z, 0, STEPS, HALF_MEMO)
         for k in range(1, T):
             b_b = _times_step(b_z, b_h, k - 1, STEPS, PRECISION)
             b_z = _times_step(b_b, b_h, k - 1, STEPS, PRECISION)
-            b_h = _step(b_z, k, STEPS, HALF_MEMO)
+            b_h = _h(b_z, k, STEPS, HALF_MEMO)
             _keep(p_memo, k - 1, groups, size, o, m, b_h)
             _keep(p_memo, T + k - 2, groups, size, o, m, b_p)
             b_p = _times_step(b_p, b_h, k, STEPS, PRECISION)
@@ -162,7 +162,7 @@ def derivative_of_newton(
     if T > 0:
         b_dp = _coefficient(0, 1, STEPS) * b_dz
     if T > 1:
-        b_h = _step(b_z, 0, STEPS, HALF_MEMO)
+        b_h = _h(b_z, 0, STEPS, HALF_MEMO)
         for k in range(1, T):
             b_dz = _next_direction(b_h, b_dz, k - 1, STEPS, PRECISION)
             # dP·Q + P·dQ

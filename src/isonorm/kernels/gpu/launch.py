@@ -61,7 +61,7 @@ class Launcher:
             return
         compiled = self._launch(*tensors)
         if compiled is not None and aligned:  # Triton's interpreter compiles nothing
-            self.direct = self._settled(compiled, len(tensors))
+            self.direct = self._settled(compiled, len(tensors), tensors[0].get_device())
 
     def _launch(self, *tensors: Tensor) -> Any:
         """By Triton's own way; with fewer tiles in flight where shared memory does not hold all, as
@@ -76,7 +76,9 @@ class Launcher:
                     raise
                 self.constants = self.constants | {"num_stages": stages - 1}
 
-    def _settled(self, compiled: Any, tensors: int) -> Callable[[int, tuple[int, ...]], None]:
+    def _settled(
+        self, compiled: Any, tensors: int, device: int
+    ) -> Callable[[int, tuple[int, ...]], None]:
         names = self.kernel.arg_names[tensors + len(self.numbers) :]
         rest = (*self.numbers, *(self.constants[name] for name in names))
         grid = self.grid + (1,) * (3 - len(self.grid))
@@ -90,7 +92,7 @@ class Launcher:
         types = list(compiled.src.signature.values())[tensors : tensors + len(self.numbers)]
         shared = compiled.metadata.shared
         if self.early and self.most:
-            shared = _spread(compiled.function, shared, self.most)
+            shared = _spread(compiled, device, self.most)
         return _by_driver(
             compiled, grid, tensors, types, self.numbers, self.early, shared, by_triton
         )
@@ -102,10 +104,15 @@ def raw_stream(device: int) -> int:
 
 
 @lru_cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@lru_cache
 def _driver_launch() -> Any:
     """The driver's cuLaunchKernelEx; None where there is no such library."""
     try:
-        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        function = _driver().cuLaunchKernelEx
     except (OSError, AttributeError):
         return None
     function.argtypes = [ctypes.c_void_p] * 4
@@ -137,16 +144,16 @@ _MOST_SHARED = 8
 _EARLY = _Attribute(6, 0, (ctypes.c_int * 16)(1))
 
 
-def _spread(function: int, shared: int, most: int) -> int:
-    """Bytes of shared memory of which a multiprocessor has no more than ``most`` times as many: who
-    asks for those, though it needs fewer, has them to itself. The kernel is allowed to.
+def _spread(compiled: Any, device: int, most: int) -> int:
+    """So many bytes of shared memory that a multiprocessor has not enough for more than ``most``
+    programs, or as many as one needs if that is more; the driver is told that so many are wanted.
     """
-    device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    asked = device.shared_memory_per_multiprocessor // (most + 1)
-    if asked <= shared or asked > device.shared_memory_per_block_optin:
+    shared = compiled.metadata.shared
+    told = torch.cuda.get_device_properties(device)
+    asked = told.shared_memory_per_multiprocessor // (most + 1) + 1
+    if asked <= shared or asked > told.shared_memory_per_block_optin:
         return shared
-    driver = ctypes.CDLL("libcuda.so.1")
-    failed = driver.cuFuncSetAttribute(ctypes.c_void_p(function), _MOST_SHARED, asked)
+    failed = _driver().cuFuncSetAttribute(ctypes.c_void_p(compiled.function), _MOST_SHARED, asked)
     return shared if failed else asked
 
 

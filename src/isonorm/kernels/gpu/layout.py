@@ -52,6 +52,36 @@ class Tuning(NamedTuple):
     front: tuple[int, float] = (0, 0.0)
 
 
+class Sharing(NamedTuple):
+    """How programs share a problem's tiles: see ``tile.share``."""
+
+    programs: int
+    front: int  # of these
+    front_tiles: int
+    many: bool  # whether there are more programs than run at once
+
+
+def share_out(
+    tiles: int, tuning: Tuning, multiprocessors: int, problems: int, reduces: bool
+) -> Sharing:
+    """At most as many programs as run at once, since one too many would wait for all others; or,
+    where they leave no sums and would have long shares, many more with short ones.
+    """
+    problems = max(problems, 1)
+    programs = tuning.programs * multiprocessors // problems
+    many = not reduces and tiles > MOST_AT_ONCE * programs
+    front = front_tiles = 0
+    if many:
+        each, part = tuning.front
+        front = min(each * multiprocessors // problems, programs)  # so that others find tiles, too
+        front_tiles = int(part * tiles) // max(front, 1) * front
+        # somebody has to take what the front leaves, however little
+        programs = max(programs, front + triton.cdiv(tiles - front_tiles, tuning.tiles))
+    elif reduces:
+        programs = min(programs, tiles // tuning.tiles)
+    return Sharing(max(1, min(programs, tiles, MOST_PROGRAMS)), front, front_tiles, many)
+
+
 class Walk(NamedTuple):
     """A block of an (N, C, S) tensor as the kernels walk it: examples that are problems of their
     own, features of each, and their samples in two loops, with a stride for each of the four.
@@ -140,8 +170,8 @@ class Layout(NamedTuple):
         return bool(self.constants["OVERLAP"])
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether the numbers that make up tiles to be multiplied are loaded one by one."""
+    def by_eights(self) -> bool:
+        """Whether a thread's numbers, which it loads one by one, are eight channels of a sample."""
         return bool(self.constants["AHEAD"]) and self.vector == 2 and not self.diagonal
 
     def launcher(
@@ -155,36 +185,24 @@ class Layout(NamedTuple):
         reads_across = name in REDUCING and self.precision == "tf32"
         options: dict[str, object] = {
             "BM": tuning.tile,
-            "EIGHTS": min(self.d // 8, tuning.warps) if self.one_by_one else 0,
+            "EIGHTS": min(self.d // 8, tuning.warps) if self.by_eights else 0,
             "FULL": samples % tuning.tile == 0,
             "ROWS": tuning.tile // 8 if self.constants["NEAR"] else min(self.rows, tuning.tile),
             "PRECISION": TWO_BFLOAT16 if reads_across else self.precision,
             "num_warps": tuning.warps,
             "num_stages": tuning.stages,
         }
-        # Programs that share a problem's tiles: at most as many as run at once, since one too many
-        # would wait for all others; or, where they leave no sums and would have long shares, many
-        # more with short ones.
-        programs = tuning.programs * self.multiprocessors // max(self.problems, 1)
         reduces = name in REDUCING
-        many = not reduces and tiles > MOST_AT_ONCE * programs
-        front = front_tiles = 0
-        if many:
-            each, part = tuning.front
-            front = each * self.multiprocessors // max(self.problems, 1)
-            front_tiles = int(part * tiles) // max(front, 1) * front
-            programs = max(programs, front + (tiles - front_tiles) // tuning.tiles)
-        elif reduces:
-            programs = min(programs, tiles // tuning.tiles)
+        work = share_out(tiles, tuning, self.multiprocessors, self.problems, reduces)
         return Launcher(
             getattr(stream, name),
-            (self.problems, max(1, min(programs, tiles, MOST_PROGRAMS))),
+            (self.problems, work.programs),
             (*self.numbers[:-2], tiles, *self.numbers[-2:])
-            + (() if reduces else (front, front_tiles)),
+            + (() if reduces else (work.front, work.front_tiles)),
             flags | self.constants | options,
             early=self.overlap and not reduces,
-            # Around what still runs the few would be dealt out unevenly.
-            most=0 if many else tuning.programs,
+            # Around what still runs a few programs would be dealt out unevenly.
+            most=0 if work.many else tuning.programs,
         )
 
     def tuning(self, name: str) -> Tuning:

@@ -1,13 +1,19 @@
 """Kernels that follow each other without a gap: on Hopper and later a kernel may be launched while
-the one before it still runs, and wait inside for what that one leaves.
+the one before it still runs, and wait inside for what that one leaves (CUDA's programmatic
+dependent launch).
 
 A launch takes longer than a small layer's kernel does its work. What does not depend on the kernel
-before (addresses, the first tile of the input) is then done when that one ends.
+before (addresses, the first tile of the input) is then done when that one ends. What keeps this
+right:
 
-Kernels that sum start when all before them is done, and say that their followers may begin when
-they have sums to store. Followers wait at once, or, the mapping ones, after they have asked for a
-first tile of their input: no kernel in between writes that. Those on matrices say that theirs may
-begin when they have waited themselves, so that no kernel begins before the last but one has ended.
+- Kernels that sum are launched as any other, after all before them. So whatever a step was given is
+  there for all its kernels, and a tile of it may be asked for before the wait.
+- All others wait before they load anything that a kernel of the step has written, and before they
+  store anything. A kernel that has waited for its predecessor has waited for all before that, since
+  these have waited, too.
+- The kernels on matrices say that their followers may begin after they have waited, others before:
+  so the mapping kernels, which follow those, begin when the sums are done, and find the
+  multiprocessors free.
 """
 
 from __future__ import annotations
@@ -15,7 +21,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .. import INTERPRETING
 
@@ -30,13 +35,20 @@ def overlaps(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
+# The instructions by their names: Triton's own words for them are not the same in all versions.
+
+
 @triton.jit
 def let_next_begin(OVERLAP: tl.constexpr):
     if OVERLAP:
-        gdc_launch_dependents()
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
     if OVERLAP:
-        gdc_wait()
+        tl.inline_asm_elementwise(
+            "griddepcontrol.wait; // $0", "=r,~{memory}", [], tl.int32, is_pure=False, pack=1
+        )

@@ -119,7 +119,10 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
     affine: Constants = gain | {"BIAS": kinds.bias is not None}
     fused: Constants = affine | {"ACT": plan.act}
     # A residual's gradient has been through the activation when step 6 sees it.
-    remade: Constants = affine | {"ACT": "" if kinds.through else plan.act}
+    remade: Constants = affine | {
+        "ACT": "" if kinds.through else plan.act,
+        "THROUGH": kinds.through,
+    }
     moments = lay.launcher("moments_kernel", {"CENTER": plan.operation.centers})
     read: Constants = {"EXTRA": kinds.extra is not None, "THROUGH": kinds.through}
     sums = lay.launcher("backward_sums_kernel", fused | read)

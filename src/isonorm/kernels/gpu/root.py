@@ -103,10 +103,10 @@ def root_kernel(
     PRECISION: tl.constexpr, HALF_MEMO: tl.constexpr, AVERAGE: tl.constexpr,
     WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Step 2: W = P_T(Σ_N)/√s, and the trail; μ and Σ on the way, and their running averages."""
+    """Step 2: W = P_T(Σ_N)/√s, and the memo; μ and Σ on the way, and their running averages."""
     wait_for_previous(OVERLAP)
     let_next_begin(OVERLAP)
-    if WHOLE:
+    if WHOLE:  # no masks
         size = D
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
@@ -145,7 +145,7 @@ def root_backward_kernel(
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m. STEPS are those of the derivative."""
     wait_for_previous(OVERLAP)
     let_next_begin(OVERLAP)
-    if WHOLE:
+    if WHOLE:  # no masks
         size = D
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)

@@ -33,7 +33,7 @@ def scale_kernel(
     if not CENTER:
         b_mean = tl.zeros_like(b_mean)
         b_delta = tl.zeros_like(b_delta)
-    tl.debug_barrier()
+    tl.debug_barrier()  # every thread has read the pivot before any overwrites it
     tl.store(p_mean + i_global, b_mean, mask=m)
     b_cov = tl.load(p_total + problems * D + i_padded) / count - b_delta * b_delta
     tl.store(p_cov + i_global, b_cov, mask=m)

@@ -1,8 +1,9 @@
 """Kernels that stream the activation: moments and apply, forward and backward (steps 1, 3, 4, 6).
 
-Each program owns D features, of one example where EXAMPLES are problems of their own, and every
-P-th tile of BM samples. The features are a group, or where groups are small SPAN of them, side by
-side: products then have entries between groups, too, which nobody reads, and maps have zeros there.
+Each program owns D features, of one example where EXAMPLES are problems of their own, and some
+tiles of BM samples: every P-th, or its ``share``. The features are a group, or where groups are
+small SPAN of them, side by side: products then have entries between groups, too, which nobody
+reads, and maps have zeros there.
 
 A tile is read as it lies: MERGED, where samples follow one another at one stride (channels_last, or
 no positions), or in runs, where they are the positions of one image after the other (NCHW). FULL
@@ -12,7 +13,7 @@ walk back: they find in the cache what was read last.
 
 Tiles arrive in shared memory by themselves, several at a time. Where few bytes lie side by side
 they would be slow, or could not: there a program loads the next tile AHEAD, into registers, before
-it works on this one.
+it works on this one. Numbers that can only be loaded one by one are dealt out by EIGHTS.
 
 Moments are centred in float32 before any product, and so is all else but 16-bit input where tensor
 cores can read a tile as it arrives (see ``layout``). That is multiplied RAW, and the mean's share
@@ -27,6 +28,8 @@ registers anyway. Of the activation's input s backward needs the derivative. Ste
 it, p_extra: for relu y, which the next layer keeps anyway, for silu a residual, with which it makes
 s again from x by the forward's own products. Step 6 makes it again, too, unless step 4 has left
 what went THROUGH, which is the residual's gradient.
+
+OVERLAP: kernels begin before their predecessors end (see ``overlap``).
 
 ALIGN and RUN divide the channels' stride and a run's samples. These numbers are passed without
 them, so that the compiler sees how wide it may load, up to WIDTH samples; those of short runs are
@@ -267,7 +270,7 @@ def backward_apply_kernel(
     KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, EIGHTS: tl.constexpr,
     OVERLAP: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
-    TERMS: tl.constexpr,
+    TERMS: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy. Where there is not room for
     both matrices, one launch writes the terms "of x" and another adds the term "of dy".
@@ -282,8 +285,11 @@ def backward_apply_kernel(
         i_next = from_the_end(i_first, i_stop, tiles)
         o_next, m_next = sample_offsets(i_next, n, s, sn, ss, BM, MERGED, I64, WIDTH)
         b_raw_next = load_tile(p_x, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
-        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
+        if not THROUGH:  # or else step 4 has left it
+            b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
     wait_for_previous(OVERLAP)
+    if AHEAD and THROUGH:
+        b_dy_next = load_tile(p_dy, o_next, m_next, o_channel, m_channel, WHOLE, False, EIGHTS)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_shift = tl.load(p_shift + i_global, mask=m_channel, other=0.0)
     # slope grows as dy/x² does, beyond float16 in both directions: its entries are scaled to be ≤ 1

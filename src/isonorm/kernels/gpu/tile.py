@@ -118,7 +118,7 @@ def _load_by_eights(
     """
     BM: tl.constexpr = o_sample.shape[0]
     D: tl.constexpr = o_channel.shape[0]
-    LANES: tl.constexpr = min(BM, 32)
+    LANES: tl.constexpr = BM if BM < 32 else 32
     o = _dealt_samples(o_sample, LANES) + _dealt_channels(o_channel, EIGHTS)
     m = _dealt_samples(m_sample, LANES)
     if not WHOLE:

@@ -1,0 +1,54 @@
+"""How programs of a kernel share the tiles of a tensor: arithmetic that needs no GPU."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+pytest.importorskip("triton")
+
+from isonorm.kernels.gpu.layout import AHEAD, MOST_AT_ONCE, Sharing, Tuning, share_out
+
+FRONTS = [(0, 0.0), (2, 0.5), (4, 0.7), (4, 0.85)]
+TUNINGS = [
+    Tuning(64, 4, 1, programs, tiles, front)
+    for programs, tiles, front in product((2, 4), (1, 2, 4, 12), FRONTS)
+]
+
+
+def steps(number: int, tiles: int, work: Sharing) -> range:
+    """What ``tile.share`` says in Triton."""
+    if number < work.front:
+        return range(number, work.front_tiles, work.front)
+    first = work.front_tiles + number - work.front
+    return range(first, tiles, work.programs - work.front)
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+def test_every_tile_is_mapped_once(tuning):
+    for multiprocessors, problems, tiles in product(
+        (1, 2, 7, 132), (1, 3, 16, 100, 264, 300, 528, 1000), (1, 2, 8, 9, 10, 13, 17, 20, 65, 400)
+    ):
+        work = share_out(tiles, tuning, multiprocessors, problems, reduces=False)
+        assert 1 <= work.programs <= tiles and work.front < work.programs + (work.front == 0)
+        taken = [i for number in range(work.programs) for i in steps(number, tiles, work)]
+        assert sorted(taken) == list(range(tiles)), (multiprocessors, problems, tiles)
+
+
+@pytest.mark.parametrize("tuning", [one for both in AHEAD.values() for one in both], ids=str)
+def test_programs_with_sums_have_tiles_enough(tuning):
+    for multiprocessors, problems, tiles in product((1, 132), (1, 16, 300), (1, 3, 4, 9, 1000)):
+        work = share_out(tiles, tuning, multiprocessors, problems, reduces=True)
+        at_once = max(1, tuning.programs * multiprocessors // problems)
+        assert 1 <= work.programs <= at_once and not work.many
+        assert work.programs == 1 or tiles // work.programs >= tuning.tiles
+
+
+def test_long_shares_are_cut():
+    tuning = Tuning(64, 4, 1, 2, 4, (2, 0.5))
+    few = share_out(MOST_AT_ONCE * 264, tuning, 132, 1, reduces=False)
+    assert few == Sharing(264, 0, 0, many=False)
+    many = share_out(MOST_AT_ONCE * 264 + 1, tuning, 132, 1, reduces=False)
+    assert many.many and many.front == 264 and many.programs > 2 * 264
+    assert 0.4 < many.front_tiles / (MOST_AT_ONCE * 264) <= 0.5
