@@ -182,20 +182,23 @@ def test_long_walks() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+@pytest.mark.parametrize("kind", [isonorm.IterNorm, isonorm.DBN, isonorm.BatchNorm])
 @pytest.mark.parametrize("shape", [(64, 256, 7, 7), (64, 128, 14, 14), (64, 64, 56, 56)], ids=str)
-def test_kernels_that_overlap_leave_the_bits_of_those_that_wait(shape, layout, monkeypatch) -> None:
+def test_kernels_that_overlap_leave_the_bits_of_those_that_wait(
+    shape, kind, layout, monkeypatch
+) -> None:
     """Many steps without a pause, each of other numbers, so that what was read too soon shows."""
     torch.manual_seed(0)
     batches = [make_inputs(shape, torch.bfloat16, layout) for _ in range(3)]
 
     def results() -> list[torch.Tensor]:
         _cached_plan.cache_clear()
-        norm = isonorm.IterNorm(shape[1], act="relu", device="cuda")
+        norm = kind(shape[1], act="relu", device="cuda")
         for x, dy, residual, *_ in batches * 20:
             inputs = [x.detach().requires_grad_(), residual.detach().requires_grad_()]
             y = norm(inputs[0], residual=inputs[1])
             found = [y, *torch.autograd.grad(y, [*inputs, norm.weight, norm.bias], dy)]
-        return [*found, norm.running_mean, norm.running_cov]
+        return [*found, *norm.state_dict().values()]
 
     overlapping = results()
     monkeypatch.setattr("isonorm.kernels.gpu.layout.overlaps", lambda device: False)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
+
+from isonorm import area, operation
+from isonorm.kernels.plan import make_plan
 
 pytest.importorskip("triton")
 
-from isonorm.kernels.gpu.layout import AHEAD, MOST_AT_ONCE, Sharing, Tuning, share_out
+from isonorm.kernels.gpu.layout import AHEAD, MOST_AT_ONCE, Sharing, Tuning, layout, share_out
 
 FRONTS = [(0, 0.0), (2, 0.5), (4, 0.7), (4, 0.85)]
 TUNINGS = [
@@ -52,3 +56,20 @@ def test_long_shares_are_cut():
     many = share_out(MOST_AT_ONCE * 264 + 1, tuning, 132, 1, reduces=False)
     assert many.many and many.front == 264 and many.programs > 2 * 264
     assert 0.4 < many.front_tiles / (MOST_AT_ONCE * 264) <= 0.5
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_kernels_that_sum_start_when_all_before_is_done(overlap, monkeypatch):
+    monkeypatch.setattr("isonorm.kernels.gpu.layout.overlaps", lambda device: overlap)
+    plan = make_plan(area.batch(64), operation.whiten("newton", 5), 1e-5, "", "triton")
+    x = torch.empty(8, 128, 49, dtype=torch.bfloat16)
+    block, *_ = plan.problem_shapes(*x.shape)[0]
+    found = layout(tuple(x.shape), x.stride(), x.dtype, x.device, block, plan, "high")
+    early = {name: found.launcher(name, {}).early for name in AHEAD}
+    assert early == {
+        "moments_kernel": False,
+        "apply_kernel": overlap,
+        "backward_sums_kernel": False,
+        "backward_apply_kernel": overlap,
+    }
+    assert all(found.launcher(name, {}).constants["OVERLAP"] is overlap for name in AHEAD)
