@@ -8,8 +8,8 @@ is wrong, nothing is timed and the exit status says so. ``--check`` makes a miss
 as well.
 
 The rounds are shared out to several processes, one after the other: what malloc gives back to the
-system, and has to ask for again, is settled when a process starts, and moves the time of the plain
-algorithm by half.
+system, and has to ask for again, differs from process to process, and the plain algorithm's time
+with it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def positive(text: str) -> int:
 
 
 def measure(
-    cases: Sequence[Case], with_dbn: bool, rounds: int, threads: int | None = None
+    cases: Sequence[Case], with_dbn: bool, rounds: int, threads: int | None = None, seed: int = 0
 ) -> list[tuple[dict[str, list[float]], dict[str, int]]]:
     """The times and the peak memory of every layer, in every case."""
     if threads:
@@ -126,14 +126,16 @@ def measure(
         layers = {c.name: c.layer(case) for c in candidates(case, with_dbn)}
         steps = {name: training_step(layer, inputs) for name, layer in layers.items()}
         peaks = {name: peak_bytes(step) for name, step in steps.items()}
-        found.append((take_turns(steps, rounds), peaks))
+        found.append((take_turns(steps, rounds, seed=seed), peaks))
     return found
 
 
 def measure_in_processes(
-    cases: Sequence[Case], options: argparse.Namespace, errors: dict[Case, dict]
+    cases: Sequence[Case],
+    options: argparse.Namespace,
+    errors: dict[Case, dict[str, dict[str, float]]],
 ) -> list[Measurement]:
-    """The same with the rounds of several processes; of the only one, in this."""
+    """The rounds shared out to processes; where one is to measure, this does."""
     shares = [len(range(i, options.rounds, options.processes)) for i in range(options.processes)]
     if options.processes == 1:
         runs = [measure(cases, options.dbn, *shares)]
@@ -142,7 +144,7 @@ def measure_in_processes(
         for number, rounds in enumerate(shares, start=1):
             progress(f"process {number} of {options.processes}")
             with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-                given = (cases, options.dbn, rounds, options.threads)
+                given = (cases, options.dbn, rounds, options.threads, number)
                 runs.append(alone.submit(measure, *given).result())
     measurements = []
     for case, *results in zip(cases, *runs, strict=True):

@@ -40,15 +40,16 @@ def ratio(times: list[float], others: list[float]) -> Spread:
 
 
 def take_turns(
-    steps: Mapping[str, Step], rounds: int, least_seconds: float = 0.05
+    steps: Mapping[str, Step], rounds: int, least_seconds: float = 0.05, seed: int = 0
 ) -> dict[str, list[float]]:
     """Seconds per call of each step, one number a round.
 
-    Every round gives every step one turn, in an order of its own, so that a drift of the machine
-    favours no one. In its turn a step is called until it has run for ``least_seconds``: long enough
-    for the clock, and for what its predecessor left in the caches and the allocator not to matter.
+    Every round gives every step one turn, in an order of its own, which the seed decides, so that a
+    drift of the machine favours no one. In its turn a step is called until it has run for
+    ``least_seconds``: long enough for the clock, and for what its predecessor left in the caches
+    and the allocator not to matter.
     """
-    shuffle = random.Random(0).shuffle
+    shuffle = random.Random(seed).shuffle
     with collector_paused():
         calls = {name: max(1, ceil(least_seconds / warm_up(step))) for name, step in steps.items()}
         times: dict[str, list[float]] = {name: [] for name in steps}

@@ -131,9 +131,11 @@ def record(
         "rounds": rounds,
         "processes": processes,
         "how": {
-            "time": "seconds of a training step; layers take turns, every round in a new order",
+            "time": "seconds of a training step; layers take turns, every round in a new order; "
+            "the rounds of all processes together",
             "time_ratios": "this layer's time over the other's, round by round",
-            "peak_bytes": "torch.profiler: most bytes alive in a step beyond those before it",
+            "peak_bytes": "torch.profiler: most bytes alive in a step beyond those before it, in "
+            "the first process",
             "errors": "relative, in the norm, against the plain algorithm in float64",
         },
         "cases": [_case(measured) for measured in measurements],

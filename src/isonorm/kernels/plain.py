@@ -38,6 +38,7 @@ def prepare(
     g: Tensor | None = None,
 ) -> Work:
     assert extra is None and g is None and not plan.act, "only kernels fuse what follows"
+    assert plan.operation.centers or plan.operation.method is None, "what is whitened is centred"
     return Work(block, layout(plan.area, block.view(x), working_dtype(x)))
 
 
@@ -46,36 +47,57 @@ def moments(work: Work, plan: Plan) -> Statistics:
     examples stand side by side.
     """
     (block, ops), area = work, plan.area
-    run = CHUNKS_ABOUT_A_PIVOT if area.spans_batch else 1
-    starts = range(0, len(ops.chunks), run)
-    parts = [_moments(ops.pieces[i : i + run], work, plan) for i in starts]
-    if not parts:
+    if not ops.chunks:
         b, d, _ = area.problem_shape(block, ops.shape[0], ops.shape[3])
         zeros = ops.source.new_zeros
         return Statistics(0, zeros((b, d), dtype=ops.dtype), zeros((b, d, d), dtype=ops.dtype))
-    if area.spans_batch or len(parts) == 1:
+    run = CHUNKS_ABOUT_A_PIVOT if area.spans_batch else 1
+    runs = [ops.pieces[i : i + run] for i in range(0, len(ops.chunks), run)]
+    parts, pivots = [], []
+    for chunks in runs:
+        if plan.operation.centers:
+            pivots.append(ops.mean(chunks[0]))
+            parts.append(_about_pivot(chunks, pivots[-1], work, plan))
+        else:
+            parts.append(_about_zero(chunks, work, plan))
+    if not area.spans_batch:
+        means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
+        return Statistics(parts[0].count, means + torch.cat(pivots) if pivots else means, covs)
+    if not pivots:
         return reduce(merge, parts)
-    means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
-    return Statistics(parts[0].count, means, covs)
+    # Relative to the first pivot: means far from zero would be rounded before they are compared.
+    for i in range(1, len(parts)):
+        parts[i] = parts[i]._replace(mean=parts[i].mean + (pivots[i] - pivots[0]))
+    total = reduce(merge, parts)
+    return total._replace(mean=total.mean + pivots[0])
 
 
-def _moments(chunks: Sequence[Tensor], work: Work, plan: Plan) -> Statistics:
-    """Of chunks together, from sums about the mean of the first."""
-    (block, ops), area = work, plan.area
-    b, d, m = area.problem_shape(block, sum(chunk.shape[0] for chunk in chunks), ops.shape[3])
+def _about_pivot(chunks: Sequence[Tensor], pivot: Tensor, work: Work, plan: Plan) -> Statistics:
+    """Of a run of chunks, with a mean that is relative to the pivot."""
+    ops, m = work.ops, _samples(chunks, work, plan)
     square, totals = Square(ops), []
-    if not plan.operation.centers:
-        for chunk in chunks:
-            square.add(ops.tile(chunk))
-        moment = square.total().div_(m)
-        return Statistics(m, moment.new_zeros((b, d)), moment)
-    pivot = ops.mean(chunks[0])
     for chunk in chunks:
         tile = ops.centred_tile(chunk, pivot)
         totals.append(ops.total(tile))
         square.add(tile)
-    about_pivot = Statistics(m, pivot, square.total().div_(m))
-    return about_mean(about_pivot, ops.joined(totals).div_(m))
+    delta = ops.joined(totals).div_(m)
+    return about_mean(Statistics(m, torch.zeros_like(delta), square.total().div_(m)), delta)
+
+
+def _about_zero(chunks: Sequence[Tensor], work: Work, plan: Plan) -> Statistics:
+    """Of a run of chunks that is not centred: second moments."""
+    ops, m = work.ops, _samples(chunks, work, plan)
+    square = Square(ops)
+    for chunk in chunks:
+        square.add(ops.tile(chunk))
+    moment = square.total().div_(m)
+    return Statistics(m, moment.new_zeros(moment.shape[:2]), moment)
+
+
+def _samples(chunks: Sequence[Tensor], work: Work, plan: Plan) -> int:
+    """Of each problem, in these chunks."""
+    examples = sum(chunk.shape[0] for chunk in chunks)
+    return plan.area.problem_shape(work.block, examples, work.ops.shape[3])[2]
 
 
 def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

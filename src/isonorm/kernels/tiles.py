@@ -35,8 +35,8 @@ from .scratch import Scratch
 CHUNK_NUMEL = {"cpu": 1 << 20}
 CHUNK_NUMEL_ELSEWHERE = 1 << 26
 
-#: Positions from which a CPU's chunks are as large as that. Of shorter rows half as many stay
-#: nearer, while products of long ones leave their caches anyway.
+#: Positions from which a CPU's chunks are as large as that. Of shorter rows half as many stay in
+#: the cores' own caches, which products of long ones leave anyway.
 MIN_LONG_ROW = 512
 
 #: Positions from which a product per example beats gathering examples first.
@@ -163,8 +163,8 @@ class Layout:
         raise NotImplementedError
 
     def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
-        """Σ over a chunk's samples of left·rightᵀ, (b, d, d), or what ``summed`` makes it of; until
-        the next for the same purpose.
+        """A chunk's part of Σ left·rightᵀ, in a form that ``add_outer`` adds to, and which
+        ``summed`` turns into (b, d, d); until the next for the same purpose.
         """
         raise NotImplementedError
 
@@ -173,6 +173,7 @@ class Layout:
         raise NotImplementedError
 
     def summed(self, sums: Tensor) -> Tensor:
+        """Sums of ``outer``, or over each example's samples, over all that share a problem."""
         return sums
 
     def mean(self, chunk: Tensor) -> Tensor:
