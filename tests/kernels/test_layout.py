@@ -13,6 +13,7 @@ from isonorm.kernels.plan import make_plan
 pytest.importorskip("triton")
 
 from isonorm.kernels.gpu.layout import AHEAD, MOST_AT_ONCE, Sharing, Tuning, layout, share_out
+from isonorm.kernels.gpu.overlap import overlaps
 
 FRONTS = [(0, 0.0), (2, 0.5), (4, 0.7), (4, 0.85)]
 TUNINGS = [
@@ -73,3 +74,17 @@ def test_kernels_that_sum_start_when_all_before_is_done(overlap, monkeypatch):
         "backward_apply_kernel": overlap,
     }
     assert all(found.launcher(name, {}).constants["OVERLAP"] is overlap for name in AHEAD)
+
+
+@pytest.mark.skipif(torch.version.hip is not None, reason="overlap is CUDA's")
+@pytest.mark.parametrize(
+    ("capability", "environment", "expected"),
+    [((9, 0), None, True), ((9, 0), "0", False), ((12, 0), "1", True), ((8, 9), None, False)],
+)
+def test_kernels_overlap_from_hopper_on(capability, environment, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.delenv("ISONORM_OVERLAP", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("ISONORM_OVERLAP", environment)
+    assert overlaps(torch.device("cuda")) is expected
+    assert not overlaps(torch.device("cpu"))
