@@ -58,3 +58,10 @@ def wait_for_previous(OVERLAP: tl.constexpr):
         tl.inline_asm_elementwise(
             "griddepcontrol.wait; // $0", "=r,~{memory}", [], tl.int32, is_pure=False, pack=1
         )
+
+
+@triton.jit
+def take_turn(OVERLAP: tl.constexpr):
+    """What a kernel before a mapping one begins with, in this order: see above."""
+    wait_for_previous(OVERLAP)
+    let_next_begin(OVERLAP)

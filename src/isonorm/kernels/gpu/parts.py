@@ -16,7 +16,7 @@ def sum_parts_kernel(
     p_parts, parts, row, PARTS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """Adds the rows of a (parts, row) matrix into its first one, in a fixed order."""
-    let_next_begin(OVERLAP)
+    let_next_begin(OVERLAP)  # which waits at once, too
     wait_for_previous(OVERLAP)
     i_column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     b_sum = tl.zeros((PARTS, COLUMNS), tl.float32)

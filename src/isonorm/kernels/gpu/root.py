@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .averages import count_batch, move
 from .iterates import derivative_of_inverse_root, derivative_of_newton, newton, polar
-from .overlap import let_next_begin, wait_for_previous
+from .overlap import take_turn
 
 
 @triton.jit
@@ -85,8 +85,7 @@ def statistics_kernel(
     ONE_SIDED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """μ and Σ of a group, for roots that have no kernel."""
-    wait_for_previous(OVERLAP)
-    let_next_begin(OVERLAP)
+    take_turn(OVERLAP)
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     _statistics(
         p_total, p_mean, p_cov, i_group, groups, count, channels, size,
@@ -104,8 +103,7 @@ def root_kernel(
     WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step 2: W = P_T(Σ_N)/√s, and the memo; μ and Σ on the way, and their running averages."""
-    wait_for_previous(OVERLAP)
-    let_next_begin(OVERLAP)
+    take_turn(OVERLAP)
     if WHOLE:  # no masks
         size = D
     i_group, groups = tl.program_id(0), tl.num_programs(0)
@@ -143,8 +141,7 @@ def root_backward_kernel(
     HALF_MEMO: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m. STEPS are those of the derivative."""
-    wait_for_previous(OVERLAP)
-    let_next_begin(OVERLAP)
+    take_turn(OVERLAP)
     if WHOLE:  # no masks
         size = D
     i_group, groups = tl.program_id(0), tl.num_programs(0)

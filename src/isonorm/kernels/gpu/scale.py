@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .averages import count_batch, move
-from .overlap import let_next_begin, wait_for_previous
+from .overlap import take_turn
 
 
 @triton.jit
@@ -20,8 +20,7 @@ def scale_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """μ, σ² and (σ² + ε)^(-1/2) of D channels standardized one by one."""
-    wait_for_previous(OVERLAP)
-    let_next_begin(OVERLAP)
+    take_turn(OVERLAP)
     i_group, problems = tl.program_id(0), tl.num_programs(0)
     i_example = i_group // groups
     i_own = (i_group - i_example * groups) * D + tl.arange(0, D)
@@ -54,8 +53,7 @@ def scale_backward_kernel(
     BLOCK: tl.constexpr, WEIGHT: tl.constexpr, CENTER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step 5 for single channels, where W = (σ² + ε)^(-1/2) and dσ² = −½·dW·W³."""
-    wait_for_previous(OVERLAP)
-    let_next_begin(OVERLAP)
+    take_turn(OVERLAP)
     i_problem = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i_problem < problems
     i_example = i_problem // channels
