@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable
 from math import exp, log
 from pathlib import Path
-from statistics import median
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import isonorm
+from isonorm.lab.replay import Step, replay_seconds
 
 from .report import origin, write
 
@@ -37,7 +37,6 @@ RESNET50 = [
 #: "highest" ones three-term TF32, whose error is that of float32 sums.
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32-high": 4e-3, "float32-highest": 5e-5}
 
-Step = Callable[[], object]
 #: Measurements of a step, of which the median counts.
 ROUNDS = 15
 
@@ -47,31 +46,6 @@ def copy_bandwidth() -> float:
     source = torch.randn(1 << 29, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
     return 2 * source.numel() * 2 / replay_seconds(lambda: torch.neg(source, out=target))
-
-
-def replay_seconds(step: Step, rounds: int = ROUNDS, least: float = 0.02) -> float:
-    """Median seconds of a step, captured in a CUDA graph and replayed."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def seconds(calls: int) -> float:
-        start.record()
-        for _ in range(calls):
-            graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(stop) / 1e3 / calls
-
-    calls = max(1, int(least / max(seconds(2), 1e-6)))
-    return median(seconds(calls) for _ in range(rounds))
 
 
 def peak_bytes(step: Step) -> int:
@@ -150,13 +124,17 @@ def measure(shape, layout: str, dtype: torch.dtype, tolerance: float, args) -> d
         del steps["bn_compiled"]
     for name, function in steps.items():
         step = lambda f=function: gradients_of(f, x, [weight, bias], dy)  # noqa: E731
-        row[name] = {"us": replay_seconds(step) * 1e6, "peak": peak_bytes(step)}
+        row[name] = {"us": replay_seconds(step, ROUNDS) * 1e6, "peak": peak_bytes(step)}
     for name, norm in candidates(shape[1], args.group_size, args.dbn).items():
         error = whitening_error(norm, x, dy)
         if not error <= tolerance:
             sys.exit(f"{name} on {shape} {layout}: error {error:.2e} exceeds {tolerance:.0e}")
         step = lambda f=norm: gradients_of(f, x, [f.weight, f.bias], dy)  # noqa: E731
-        row[name] = {"us": replay_seconds(step) * 1e6, "peak": peak_bytes(step), "error": error}
+        row[name] = {
+            "us": replay_seconds(step, ROUNDS) * 1e6,
+            "peak": peak_bytes(step),
+            "error": error,
+        }
     row["floor_us"] = 8 * x.numel() * x.element_size() / args.bandwidth * 1e6
     return row
 

@@ -64,7 +64,7 @@ PERCENT = frozenset(name for name in MEASURES if name.endswith("error"))
 #: What stands behind other measures in evidence; those that are not here have no unit.
 _UNITS = {
     **dict.fromkeys(("seconds_per_step", "seconds_per_epoch", "test_seconds"), " s"),
-    "milliseconds": " ms",
+    **dict.fromkeys(("milliseconds", "device_milliseconds"), " ms"),
     "peak_bytes": " bytes",
 }
 
