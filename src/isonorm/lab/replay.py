@@ -5,6 +5,7 @@ In eager mode the host launches kernel by kernel, and of a small layer that is a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from statistics import median
 
@@ -18,8 +19,10 @@ def waits_for_device(step: Step) -> bool:
     it: an eigendecomposition, say, that asks whether it has converged.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():  # that torch may yet overlook some
+            warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
         step()
     except RuntimeError as error:
         if "synchronizing" not in str(error):

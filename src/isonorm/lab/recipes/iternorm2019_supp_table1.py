@@ -59,7 +59,6 @@ RECIPE = Measurement(
         "with a layer before the host has launched it, so that a pass is replayed as a CUDA graph; "
         "beside that stands the time of passes launched one by one.",
         "A result is compared with a float64 reference before it is timed. On a GPU, isonorm's "
-        "kernels take up to 128 channels together, for DBN up to 64: its d = 128 is plain torch, "
-        "whose eigendecomposition waits for the device, so that no graph holds it.",
+        "kernels take up to 128 channels together, for DBN up to 64: its d = 128 is plain torch.",
     ),
 )
