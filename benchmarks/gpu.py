@@ -45,7 +45,7 @@ def copy_bandwidth() -> float:
     """Bytes read and written each second by a large copy."""
     source = torch.randn(1 << 29, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
-    return 2 * source.numel() * 2 / replay_seconds(lambda: torch.neg(source, out=target))
+    return 2 * source.numel() * 2 / replay_seconds(lambda: torch.neg(source, out=target), ROUNDS)
 
 
 def peak_bytes(step: Step) -> int:

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -27,11 +26,10 @@ from torch import Tensor
 import isonorm
 from isonorm.area import flat
 from isonorm.kernels.plan import Plan, make_plan
+from isonorm.lab.replay import Step, replay_seconds
 
 from .gpu import RESNET50, copy_bandwidth, make_input
 from .report import origin, write
-
-Step = Callable[[], object]
 
 KERNELS = {
     "moments": "moments_kernel",
@@ -49,23 +47,8 @@ SHARING = {"moments": REDUCING, "apply": MAPPING, "sums": REDUCING, "backward_ap
 
 def microseconds(step: Step, launches: int = 20, rounds: int = 5) -> float:
     """Median time of a step, launched many times in one CUDA graph."""
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(launches):
-            step()
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def once() -> float:
-        start.record()
-        graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(stop) * 1e3 / launches
-
-    once()
-    return median(once() for _ in range(rounds))
+    together = lambda: [step() for _ in range(launches)]  # noqa: E731
+    return replay_seconds(together, rounds, least=0) * 1e6 / launches
 
 
 class Kernels:

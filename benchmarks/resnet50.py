@@ -52,8 +52,8 @@ def network(norm: str, group_size: int) -> nn.Module:
 
 def images_per_second(
     model: nn.Module, images: Tensor, labels: Tensor, args
-) -> tuple[float, float]:
-    """Median throughput over repetitions, and the last loss, which must be finite to count."""
+) -> tuple[list[float], float]:
+    """Throughput of every repetition, and the last loss, which must be finite to count."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step() -> Tensor:
@@ -75,7 +75,7 @@ def images_per_second(
         stop.record()
         torch.cuda.synchronize()
         rates.append(args.steps * len(images) / start.elapsed_time(stop) * 1e3)
-    return median(rates), loss.item()
+    return rates, loss.item()
 
 
 def main() -> None:
@@ -95,17 +95,20 @@ def main() -> None:
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (args.batch,), device="cuda")
     rates: dict[str, float] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     arguments = {name: value for name, value in vars(args).items() if name != "out"}
     record = origin("benchmarks.resnet50", sys.argv[1:], gpu="cuda") | {"arguments": arguments}
-    record["images_per_second"] = rates
+    record |= {"images_per_second": rates, "least_and_most": ranges}
     for mode in args.modes:
         for norm in NORMS:
             model = MODES[mode](network(norm, args.group_size).cuda())
-            rate, loss = images_per_second(model, images, labels, args)
+            repeated, loss = images_per_second(model, images, labels, args)
             if not loss < float("inf"):
                 sys.exit(f"{mode} {norm} diverged: loss {loss}; its speed does not count.")
-            rates[f"{mode} {norm}"] = rate
-            print(f"{mode:21} {norm:15} {rate:7.0f} images/s, loss {loss:.2f}", flush=True)
+            name, rate, span = f"{mode} {norm}", median(repeated), (min(repeated), max(repeated))
+            rates[name], ranges[name] = rate, span
+            spread = f"({span[0]:.0f} to {span[1]:.0f})"
+            print(f"{mode:21} {norm:15} {rate:7.0f} images/s {spread}, loss {loss:.2f}", flush=True)
             write(record | {"complete": False}, args.out)  # nothing is lost if the rest is
             del model
             torch.compiler.reset()

@@ -20,7 +20,7 @@ def waits_for_device(step: Step) -> bool:
     """
     before = torch.cuda.get_sync_debug_mode()
     try:
-        with warnings.catch_warnings():  # that torch may yet overlook some
+        with warnings.catch_warnings():  # torch tells that it does not detect every wait
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
             torch.cuda.set_sync_debug_mode("error")
         step()
@@ -34,7 +34,9 @@ def waits_for_device(step: Step) -> bool:
 
 
 def replay_seconds(step: Step, rounds: int = 15, least: float = 0.02) -> float:
-    """The median over so many rounds, each of replays for ``least`` seconds or more."""
+    """Median seconds of a step over so many rounds, each of as many replays as take about ``least``
+    seconds, and of one at least.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

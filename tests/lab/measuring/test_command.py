@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from isonorm.lab import figures, filing, lock
 from isonorm.lab.cli import app
-from isonorm.lab.measuring import meters, run
+from isonorm.lab.measuring import command, meters, run
 from isonorm.lab.recipes import all_recipes
 
 COST, TABLE = "dbn2018-cost", "iternorm2019-supp-table1"
@@ -51,8 +51,8 @@ def test_what_a_measurement_leaves(tmp_path):
     assert [(row["name"], row["seed"]) for row in found["runs"]] == [
         (name, seed) for seed in (0, 1) for name in names
     ]
-    assert all(row["milliseconds"] > 0 and row["error"] < 1e-5 for row in found["runs"])
-    assert found["summary"][-1]["paper"]["milliseconds"] == 71
+    assert all(row["device_milliseconds"] > 0 and row["error"] < 1e-5 for row in found["runs"])
+    assert found["summary"][-1]["paper"]["device_milliseconds"] == 71
     assert found["summary"][0]["formula"] == {"text": "hwm·d·K + d·K²", "value": 16_896}
     assert len(found["claims"]) == 5  # those about the convolution are left out
     checked = isonorm_command("check", str(folder))
@@ -65,6 +65,14 @@ def test_what_a_measurement_leaves(tmp_path):
     assert program == "isonorm" and repeated.exit_code == 0
     (again,) = (tmp_path / "again").iterdir()
     assert counted(again) == counted(folder)
+
+
+def test_graphs_within_graphs_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "resolve_device", lambda name: "cuda")
+    refused = isonorm_command(*words(tmp_path, "--compile", "graphs"))
+    assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
+    assert f"{COST} replays passes as CUDA graphs by itself" in refused.stderr
+    assert "--compile yes compiles" in refused.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_record_has_its_bars_drawn_anew(tmp_path, monkeypatch):

@@ -81,6 +81,11 @@ def _begin(context: typer.Context) -> Measuring:
     machine = Machine(
         device=resolve_device(words["device"]), compile=words["compile"], threads=words["threads"]
     )
+    if machine.compile == "graphs" and "device_milliseconds" in recipe.measures:
+        raise ValueError(
+            f"{recipe.name} replays passes as CUDA graphs by itself, which cannot hold compiled "
+            "ones: --compile yes compiles what these replay."
+        )
     return Measuring(
         recipe=recipe.shrunk() if quick else recipe,
         scale=scale,

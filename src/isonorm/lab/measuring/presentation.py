@@ -83,7 +83,10 @@ def _paper(recipe: Measurement, name: str) -> str:
     numbers = recipe[name].paper
     if len(recipe.measures) == 1:
         return ", ".join(f"{number:g}" for number in numbers.values())
-    return ", ".join(f"{number:.4g} {key.replace('_', ' ')}" for key, number in numbers.items())
+    units = {key: key.replace("_", " ") for key in numbers} | {
+        "device_milliseconds": "milliseconds"
+    }
+    return ", ".join(f"{number:.4g} {units[key]}" for key, number in numbers.items())
 
 
 def _formula(recipe: Measurement, name: str) -> str:

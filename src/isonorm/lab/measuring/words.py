@@ -10,8 +10,8 @@ from ..recipe import Reproduction, Spread
 #: What can be asked of a layer. Of each, less is better.
 MEASURES = {
     "milliseconds": "of a forward and a backward pass, the median of several",
-    "device_milliseconds": "the same without what the host of a GPU needs to launch it: replayed "
-    "as a CUDA graph, unless it waits for the device",
+    "device_milliseconds": "of a forward and a backward pass without what a GPU's host needs to "
+    "launch it: of a CUDA graph that is replayed, the median of several rounds",
     "operations": "multiplications of the matrix products in a forward pass, in training mode",
     "training_operations": "the same for a forward and a backward pass",
     "root_operations": "those operations whose number does not grow with the samples'",

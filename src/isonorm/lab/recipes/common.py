@@ -15,6 +15,10 @@ DBN_ALL = "dbn:group_size=None:running=whitening"
 ITERNORM = "iternorm:running=whitening"
 ITERNORM_ALL = "iternorm:group_size=None:running=whitening"
 
+#: What the papers' milliseconds of layers are compared with: those took so long on their GPUs that
+#: launching them did not count.
+TIME = "device_milliseconds"
+
 
 def dbn(group_size: int | None) -> str:
     """DBN with groups of so many channels; None: all."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from ..measuring.words import Layer, Measurement
 from ..recipe import Claim
-from .common import BN, DBN_ALL, dbn, iternorm
+from .common import BN, DBN_ALL, TIME, dbn, iternorm
 
 DIMENSIONS = (64, 128)
-#: What the paper's numbers are compared with: its layers took so long on its GPU that launching
-#: them did not count.
-TIME = "device_milliseconds"
 CONV, FAST = "'nn' convolution", "'cudnn' convolution"
 #: Layer → how isonorm names it, and the paper's milliseconds at d = 64 and 128.
 LAYERS = {
@@ -54,10 +51,10 @@ RECIPE = Measurement(
         "without TF32; 'nn' unfolds the images into columns and multiplies, as Torch7's nn does.",
         "The paper does not tell DBN's groups: all channels, as IterNorm's are. Groups of 16, and "
         "BN, are there for comparison.",
-        "5 inputs, 20 passes with each after a warm-up, the median of them: 100 in all, which the "
-        "paper averages. Every layer has its turn before the next input. Today's GPUs are done "
-        "with a layer before the host has launched it, so that a pass is replayed as a CUDA graph; "
-        "beside that stands the time of passes launched one by one.",
+        "The paper averages 100 passes. Today's GPUs are done with a layer before the host has "
+        "launched it, so that a pass is replayed as a CUDA graph, many times in each of 20 rounds; "
+        "beside that stands the time of 20 passes launched one by one. Of either the median, with "
+        "5 inputs; every layer has its turn before the next input.",
         "A result is compared with a float64 reference before it is timed. On a GPU, isonorm's "
         "kernels take up to 128 channels together, for DBN up to 64: its d = 128 is plain torch.",
     ),
