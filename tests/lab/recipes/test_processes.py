@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import random
 import socket
 import subprocess
 import sys
@@ -48,9 +49,18 @@ def weights(out: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One below those that the system gives to outgoing connections: of these, whoever asks for a
+    port again and again before anybody listens there may be given that very port, and be connected
+    to itself.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no port is free between 20000 and 32000")
 
 
 def test_two_nodes_by_torchrun_train_to_the_weights_of_one_process(files, tmp_path):
