@@ -49,9 +49,8 @@ def weights(out: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def free_port() -> int:
-    """One below those that the system gives to outgoing connections: of these, whoever asks for a
-    port again and again before anybody listens there may be given that very port, and be connected
-    to itself.
+    """One below those that the system gives away, to outgoing connections and to whoever asks for
+    any: it may do so before this one is used.
     """
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe:
