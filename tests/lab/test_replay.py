@@ -10,15 +10,11 @@ from isonorm.lab.replay import replay_seconds, waits_for_device
 pytestmark = pytest.mark.gpu
 
 
-def test_a_replayed_step_takes_what_the_device_needs():
-    x = torch.randn(1 << 26, device="cuda")
-    y = torch.empty_like(x)
-    one, three = (
-        replay_seconds(lambda n=n: [torch.neg(x, out=y) for _ in range(n)], rounds=5)
-        for n in (1, 3)
-    )
-    assert 2.7 * one < three < 3.3 * one
-    assert 5e11 < 2 * 4 * x.numel() / one < 2e13, "bytes that a GPU moves in a second"
+def test_the_replays_do_what_the_step_does():
+    done = torch.zeros((), device="cuda")
+    assert replay_seconds(lambda: done.add_(1), rounds=4, least=0) > 0
+    warm_up, first_look = 3, 2  # what is captured does not run
+    assert done.item() == warm_up + first_look + 4
 
 
 def test_what_waits_for_the_device_is_found():

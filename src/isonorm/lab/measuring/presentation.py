@@ -83,10 +83,8 @@ def _paper(recipe: Measurement, name: str) -> str:
     numbers = recipe[name].paper
     if len(recipe.measures) == 1:
         return ", ".join(f"{number:g}" for number in numbers.values())
-    units = {key: key.replace("_", " ") for key in numbers} | {
-        "device_milliseconds": "milliseconds"
-    }
-    return ", ".join(f"{number:.4g} {units[key]}" for key, number in numbers.items())
+    unit = lambda key: key.removeprefix("device_").replace("_", " ")  # noqa: E731
+    return ", ".join(f"{number:.4g} {unit(key)}" for key, number in numbers.items())
 
 
 def _formula(recipe: Measurement, name: str) -> str:
