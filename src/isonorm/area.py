@@ -55,7 +55,7 @@ class Block(NamedTuple):
     def view(self, x: Tensor) -> Tensor:
         """The (N, K, c, S) view of this block of an (N, C, S) tensor."""
         part = x if self.groups * self.size == x.shape[1] else x[:, self.channels]
-        return part.unflatten(1, (self.groups, self.size))
+        return part.view(part.shape[0], self.groups, self.size, part.shape[2])
 
     def per_channel(self, vector: Tensor) -> Tensor:
         """A (C,) vector, cut to this block and shaped to broadcast over (N, K, c, S)."""

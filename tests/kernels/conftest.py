@@ -1,10 +1,14 @@
-"""Memory in which an output that is not written shows."""
+"""Memory in which an output that is not written shows, and products of numbers as they lie."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 import torch
 from torch import Tensor
+
+from isonorm.kernels import tiles
 
 
 @pytest.fixture
@@ -20,3 +24,12 @@ def poisoned_memory(monkeypatch):
 
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+@pytest.fixture(params=["centred", "as they lie"])
+def tiles_for_products(request, monkeypatch):
+    """Small inputs, too, have products of numbers that are not centred, where that may be; or
+    nothing has.
+    """
+    least = sys.maxsize if request.param == "centred" else 1
+    monkeypatch.setattr(tiles, "FEWEST_TO_ASK", least)

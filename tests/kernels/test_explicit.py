@@ -9,7 +9,7 @@ import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
-from isonorm.kernels import outer, tiles
+from isonorm.kernels import layouts, outer
 from isonorm.recovery import Affine, Coloring
 from tests.kernels.paths import (
     COMPOSITIONS,
@@ -27,24 +27,25 @@ from tests.kernels.paths import (
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
+@pytest.mark.usefixtures("tiles_for_products")
 @pytest.mark.parametrize("shape", [FEW, MANY], ids=["few positions", "many positions"])
 @pytest.mark.parametrize(("area", "operation"), COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
 def test_every_composition_agrees_with_the_reference(area, operation, shape):
-    assert shape is FEW or torch.Size(shape[2:]).numel() >= tiles.MIN_ROW_LENGTH
+    assert shape is FEW or torch.Size(shape[2:]).numel() >= layouts.MIN_ROW_LENGTH
     assert_paths_agree(correlated(*shape), area, operation)
 
 
 @pytest.mark.parametrize("size", [outer.MIN_TO_HALVE, outer.MIN_TO_HALVE + 1])
 def test_a_symmetric_product_made_by_halves_is_whole(size):
-    x = correlated(3, 2 * size, tiles.MIN_ROW_LENGTH)
+    x = correlated(3, 2 * size, layouts.MIN_ROW_LENGTH)
     assert_paths_agree(x, areas.batch(size), operations.whiten("newton", 3))
 
 
 SHAPES = {
     "rank 2": (12, C),
     "rank 3": (5, C, 9),
-    "positions one below a product per example": (2, C, tiles.MIN_ROW_LENGTH - 1),
-    "positions just enough for one": (2, C, tiles.MIN_ROW_LENGTH),
+    "positions one below a product per example": (2, C, layouts.MIN_ROW_LENGTH - 1),
+    "positions just enough for one": (2, C, layouts.MIN_ROW_LENGTH),
     "rank 4": FEW,
     "rank 5": (2, C, 2, 3, 4),
     "1x1 images": (12, C, 1, 1),
@@ -52,6 +53,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.usefixtures("tiles_for_products")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize(("area", "operation"), REPRESENTATIVE.values(), ids=REPRESENTATIVE.keys())
@@ -83,6 +85,7 @@ COLORED = {
 }
 
 
+@pytest.mark.usefixtures("tiles_for_products")
 @pytest.mark.parametrize("shape", [FEW, MANY], ids=["few positions", "many positions"])
 @pytest.mark.parametrize(("area", "operation"), COLORED.values(), ids=COLORED.keys())
 def test_coloring_is_the_references(area, operation, shape):
@@ -91,6 +94,7 @@ def test_coloring_is_the_references(area, operation, shape):
     assert_paths_agree(correlated(*shape), area, operation, [color, bias], Coloring)
 
 
+@pytest.mark.usefixtures("tiles_for_products")
 @pytest.mark.parametrize("num_channels", [1, 2, 3, 5, 7])
 def test_any_number_of_channels(num_channels):
     for operation in ("standardize", "whiten"):

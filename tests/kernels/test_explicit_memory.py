@@ -12,7 +12,7 @@ import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
-from isonorm.kernels import tiles
+from isonorm.kernels import layouts, tiles
 from isonorm.roots import METHODS
 from tests.kernels.paths import (
     REPRESENTATIVE,
@@ -28,14 +28,15 @@ from tests.kernels.paths import (
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
+@pytest.mark.usefixtures("tiles_for_products")
 @pytest.mark.parametrize("budget", [1, 200, 400], ids=lambda budget: f"{budget} numbers a chunk")
 @pytest.mark.parametrize("rows", [True, False], ids=["by row", "gathered"])
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize(("area", "operation"), REPRESENTATIVE.values(), ids=REPRESENTATIVE.keys())
 def test_chunks_merge_to_the_whole(area, operation, layout, rows, budget, monkeypatch):
     """Seven examples: one by one, in uneven and in larger chunks."""
-    monkeypatch.setattr(tiles, "MIN_ROW_LENGTH", 1 if rows else 1000)
-    monkeypatch.setattr(tiles, "MOST_TO_COPY", 0 if rows else 1000)  # of channels_last
+    monkeypatch.setattr(layouts, "MIN_ROW_LENGTH", 1 if rows else 1000)
+    monkeypatch.setattr(layouts, "MOST_TO_COPY", 0 if rows else 1000)  # of channels_last
     x = layout(correlated(7, C, 2, 3))
     whole = passes("torch", x, area, operation, [torch.ones(C), torch.ones(C)])
     monkeypatch.setitem(tiles.CHUNK_NUMEL, "cpu", budget)
@@ -79,7 +80,7 @@ def test_chunks_do_not_cancel_far_from_zero(dtype, monkeypatch):
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
 def test_a_first_chunk_unlike_the_others_costs_few_bits(layout, rows, monkeypatch):
     """Sums are about its mean, those of 8 chunks: with all 40 the error would be 50 to 120 eps."""
-    monkeypatch.setattr(tiles, "MIN_ROW_LENGTH", 1 if rows else 1000)
+    monkeypatch.setattr(layouts, "MIN_ROW_LENGTH", 1 if rows else 1000)
     monkeypatch.setitem(tiles.CHUNK_NUMEL, "cpu", 1)
     x = layout(correlated(40, 4, 2, 3).float())
     x[0] += 1000

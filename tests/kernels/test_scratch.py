@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import isonorm
-from isonorm.kernels import scratch
+from isonorm.kernels import scratch, tiles
 from isonorm.kernels.scratch import MOST_BYTES, Scratch
 
 LIKE = torch.zeros(1)
@@ -122,8 +122,10 @@ def test_the_default_device_is_not_that_of_an_input_on_the_cpu():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("budget", [1 << 20, 600], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("width", [12, 4])  # in rows, and gathered
-def test_a_trace_of_a_layer_in_training_has_memory_of_its_own(width):
+def test_a_trace_of_a_layer_in_training_has_memory_of_its_own(width, budget, monkeypatch):
+    monkeypatch.setitem(tiles.CHUNK_NUMEL, "cpu", budget)
     layer, x = isonorm.IterNorm(8, group_size=4), torch.randn(6, 8, width, width)
     layer(x)
     before = kept()

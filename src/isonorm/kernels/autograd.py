@@ -29,7 +29,8 @@ def run(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Saved]:
     """Normalizes an (N, C, *) tensor. Gradients flow through y, mean and cov."""
-    watched = torch.compiler.is_compiling()
+    # torch.jit's tracer would write down what is inside an autograd function as well.
+    watched = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     if plan.backend == "triton":
         if not explicit.is_dense(x):
             x = x.clone()  # once, rather than in forward and in backward

@@ -81,7 +81,7 @@ def forward(
     y = torch.empty_like(whole)  # now, not before the sums, which need memory of their own
     out = flat(y)
     for work, stats, (w, _) in zip(works, measured, solved, strict=True):
-        steps.apply(work, out, stats.mean, w, recovery, plan)
+        steps.apply(work, out, stats, w, recovery, plan)
     _copy_back(y, out)
     means, covs = [s.mean for s in measured], [s.cov for s in measured]
     ws, memos = zip(*solved, strict=True)

@@ -12,10 +12,11 @@ from torch import Tensor
 from ..area import Block
 from ..operation import add_eps
 from ..recovery import Coloring, Recovery
-from ..statistics import Statistics, about_mean, merge, working_dtype
+from ..statistics import Statistics, about_mean, less_outer, merge, working_dtype
+from .layouts import layout
 from .outer import Outer, Square
 from .plan import Gradients, Plan, Problem, Sums
-from .tiles import Layout, add_into, layout
+from .tiles import Chunk, Layout, add_into
 
 #: Chunks whose sums are about the mean of the first. The mean of 1/r of the samples is at most
 #: √(r − 1) standard deviations from that of all, so that r times the variance is all that cancels.
@@ -52,7 +53,7 @@ def moments(work: Work, plan: Plan) -> Statistics:
         zeros = ops.source.new_zeros
         return Statistics(0, zeros((b, d), dtype=ops.dtype), zeros((b, d, d), dtype=ops.dtype))
     run = CHUNKS_ABOUT_A_PIVOT if area.spans_batch else 1
-    runs = [ops.pieces[i : i + run] for i in range(0, len(ops.chunks), run)]
+    runs = [ops.chunks[i : i + run] for i in range(0, len(ops.chunks), run)]
     parts, pivots = [], []
     for chunks in runs:
         if plan.operation.centers:
@@ -72,7 +73,7 @@ def moments(work: Work, plan: Plan) -> Statistics:
     return total._replace(mean=total.mean + pivots[0])
 
 
-def _about_pivot(chunks: Sequence[Tensor], pivot: Tensor, work: Work, plan: Plan) -> Statistics:
+def _about_pivot(chunks: Sequence[Chunk], pivot: Tensor, work: Work, plan: Plan) -> Statistics:
     """Of a run of chunks, with a mean that is relative to the pivot."""
     ops, m = work.ops, _samples(chunks, work, plan)
     square, totals = Square(ops), []
@@ -84,7 +85,7 @@ def _about_pivot(chunks: Sequence[Tensor], pivot: Tensor, work: Work, plan: Plan
     return about_mean(Statistics(m, torch.zeros_like(delta), square.total().div_(m)), delta)
 
 
-def _about_zero(chunks: Sequence[Tensor], work: Work, plan: Plan) -> Statistics:
+def _about_zero(chunks: Sequence[Chunk], work: Work, plan: Plan) -> Statistics:
     """Of a run of chunks that is not centred: second moments."""
     ops, m = work.ops, _samples(chunks, work, plan)
     square = Square(ops)
@@ -94,9 +95,9 @@ def _about_zero(chunks: Sequence[Tensor], work: Work, plan: Plan) -> Statistics:
     return Statistics(m, moment.new_zeros(moment.shape[:2]), moment)
 
 
-def _samples(chunks: Sequence[Tensor], work: Work, plan: Plan) -> int:
+def _samples(chunks: Sequence[Chunk], work: Work, plan: Plan) -> int:
     """Of each problem, in these chunks."""
-    examples = sum(chunk.shape[0] for chunk in chunks)
+    examples = sum(chunk.values.shape[0] for chunk in chunks)
     return plan.area.problem_shape(work.block, examples, work.ops.shape[3])[2]
 
 
@@ -114,26 +115,44 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     return statistics, root(statistics.cov, plan)
 
 
-def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
+def centring(work: Work, mean: Tensor, cov: Tensor, plan: Plan) -> tuple[Tensor | None, ...]:
+    """What steps 3, 4 and 6 subtract from every number, and what they take off products: μ is one
+    of them, the other None.
+    """
+    if not plan.operation.centers:
+        return None, None
+    # Where γ and β vary along the samples, products are not all that needs x − μ.
+    after = plan.folds_recovery and work.ops.spares_centring(mean, cov)
+    return (None, mean) if after else (mean, None)
+
+
+def apply(
+    work: Work, y: Tensor, statistics: Statistics, w: Tensor, recovery: Recovery, plan: Plan
+) -> None:
     """Step 3: y = A(x − μ) + β."""
     (block, ops), out = work, work.block.view(y)
     bias = None if recovery.bias is None else block.per_channel(recovery.bias).to(w.dtype)
-    tiles = ops.centred_tiles(mean if plan.operation.centers else None, out, again=True)
+    before, after = centring(work, statistics.mean, statistics.cov, plan)
+    tiles = ops.centred_tiles(before, out, again=True)
     if not plan.folds_recovery:  # γ and β vary along the samples
         for rows, tile, part in tiles:
             z = ops.untile(ops.product(ops.part(w, rows), tile, None))
             z = recovery.scale(z, block)
-            part.copy_(z) if bias is None else add_into(part, z, bias)
+            part.values.copy_(z) if bias is None else add_into(part.values, z, bias)
         return
-    a = ops.repeated(folded(recovery, w, block), "matrix")
+    a, shift = folded(recovery, w, block), None
     if bias is not None:
-        bias = bias.view(-1, w.shape[1], 1)
+        shift = bias.view(-1, w.shape[1], 1)
         if not plan.area.spans_batch:  # every example has problems of its own
-            bias = bias.repeat(w.shape[0] // bias.shape[0], 1, 1)
-        bias = ops.repeated(bias, "shift")
+            shift = shift.repeat(w.shape[0] // shift.shape[0], 1, 1)
+    if after is not None:
+        shared = torch.bmm(a, after.unsqueeze(-1))
+        shift = shared.neg_() if shift is None else shift - shared
+    a = ops.repeated(a, "matrix")
+    shift = None if shift is None else ops.repeated(shift, "shift")
     for rows, tile, part in tiles:
-        shift = None if bias is None else ops.part(bias, rows)
-        ops.write(part, (ops.part(a, rows), tile), shift=shift)
+        own = None if shift is None else ops.part(shift, rows)
+        ops.write(part, (ops.part(a, rows), tile), shift=own)
 
 
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
@@ -143,19 +162,24 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (p.mean.new_zeros(block.groups * block.size) for _ in range(2))
-    for rows, tile, g in ops.centred_tiles(p.mean if plan.operation.centers else None, grad):
-        if dweight is not None and dbias is not None:
-            g = g.to(ops.dtype)
+    before, after = centring(work, p.mean, p.cov, plan)
+    for rows, tile, g in ops.centred_tiles(before, grad):
+        if dweight is None or dbias is None:
+            g = ops.tile(g)
+        else:
+            values = g.values.to(ops.dtype)
             xhat = ops.untile(ops.product(ops.part(p.w, rows), tile, None))
-            dbias += g.sum((0, 3)).flatten()
-            dweight += (g * xhat).sum((0, 3)).flatten()
-            g = recovery.scale(g, block)
-        g = ops.tile(g)
+            dbias += values.sum((0, 3)).flatten()
+            dweight += (values * xhat).sum((0, 3)).flatten()
+            g = ops.made(recovery.scale(values, block))
         fs.append(ops.total(g))
         outer.add(g, tile)
     if not fs:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), dweight, dbias)
-    return Sums(ops.joined(fs), outer.total(), dweight, dbias)
+    f, total = ops.joined(fs), outer.total()
+    if after is not None:
+        total = less_outer(total, f, after)
+    return Sums(f, total, dweight, dbias)
 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
@@ -215,12 +239,17 @@ def backward_apply(
     (block, ops), grad, out = work, work.block.view(dy), work.block.view(dx)
     # turned after it is repeated: products take either, copies do not
     a, slope = ops.repeated(grads.a, "matrix").mT, ops.repeated(grads.slope, "slope")
-    shift = ops.repeated(grads.shift.unsqueeze(-1), "shift")
-    mean = p.mean if plan.operation.centers else None
-    for rows, tile, g, part in ops.centred_tiles(mean, grad, out, again=True):
-        if not plan.folds_recovery:
-            g = recovery.scale(g.to(ops.dtype), block)
-        terms = (ops.part(a, rows), ops.tile(g)), (ops.part(slope, rows), tile)
+    before, after = centring(work, p.mean, p.cov, plan)
+    shift = grads.shift.unsqueeze(-1)
+    if after is not None:
+        shift = torch.baddbmm(shift, grads.slope, after.unsqueeze(-1), alpha=-1)
+    shift = ops.repeated(shift, "shift")
+    for rows, tile, g, part in ops.centred_tiles(before, grad, out, again=True):
+        if plan.folds_recovery:
+            g = ops.tile(g)
+        else:
+            g = ops.made(recovery.scale(g.values.to(ops.dtype), block))
+        terms = (ops.part(a, rows), g), (ops.part(slope, rows), tile)
         ops.write(part, *terms, shift=ops.part(shift, rows))
 
 

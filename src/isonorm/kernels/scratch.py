@@ -15,8 +15,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from . import is_watched
-
 #: Bytes that a thread keeps, at most; and from which on a room is worth it: malloc itself keeps
 #: small ones.
 MOST_BYTES, LEAST_BYTES = 1 << 25, 1 << 18
@@ -31,13 +29,12 @@ _kept = _Kept()
 
 
 class Scratch:
-    """Memory by purpose, for as long as this object lives."""
+    """Memory by purpose, for as long as this object lives; unless it ``keeps`` it, new every
+    time.
+    """
 
-    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
-        self._like, self._dtype = like, dtype
-        # A tracer or a dispatch mode may keep these tensors, so that their memory must not be used
-        # again; the allocators of other devices cache by themselves.
-        self._keeps = like.device.type == "cpu" and not is_watched(like)
+    def __init__(self, like: Tensor, dtype: torch.dtype, keeps: bool = True) -> None:
+        self._like, self._dtype, self._keeps = like, dtype, keeps
         self._pieces: dict[str, Tensor] = {}
         self._rooms: dict[str, Tensor] = {}  # of the pieces, as they were last asked for
 

@@ -3,13 +3,8 @@
 The explicit path works through an activation chunk by chunk, so that centred copies stay in cache
 and never cost memory of the activation's size. A chunk is an (n, K, c, S) view; its *tile* is the
 same numbers in the shape the arithmetic wants. Where features are treated one by one that is the
-chunk itself, ``Scalar``. Where they are treated together it is a batch of d × m matrices, in
-whichever layout is cheapest:
-
-    Rows      (n·K, c, S)    a view, one matrix an example: instances, and many positions in NCHW
-              (n, K, c·S)    the same for groups of channels as features
-    Gathered  (K, c, n·S)    a copy, made while centring: few positions in NCHW
-    Columns   (K, n·S, c)    a view, transposed: channels_last, or no positions
+chunk itself; where they are treated together it is a batch of d × m matrices, in whichever of the
+``layouts`` is cheapest.
 
 Every layout speaks the same few words, so that the passes in ``plain`` are written once. Operands
 are the (b, …) tensors of all problems: ``repeated`` once a pass, and of that the ``part`` a
@@ -20,15 +15,16 @@ Index legend: b problems, d features, m samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..area import Area, Block, shares_memory
+from ..area import Area
+from . import is_watched
 from .scratch import Scratch
 
 #: Numbers in a chunk: what a last-level cache holds; on a GPU, enough to hide a launch.
@@ -39,12 +35,12 @@ CHUNK_NUMEL_ELSEWHERE = 1 << 26
 #: the cores' own caches, which products of long ones leave anyway.
 MIN_LONG_ROW = 512
 
-#: Positions from which a product per example beats gathering examples first.
-MIN_ROW_LENGTH = 128
+#: Means of so many standard deviations at most are taken off products, instead of every number:
+#: that costs two bits of the products' rounding, and spares a copy of the activation.
+MOST_DEVIATIONS = 4
 
-#: Numbers in a group's tile up to which copying a product beats writing it where it belongs: on a
-#: CPU torch makes products one by one whose places lie apart.
-MOST_TO_COPY = 1 << 13
+#: Numbers below which that copy takes no longer than the question where the means are.
+FEWEST_TO_ASK = 1 << 18
 
 
 def chunk_length(shape: Sequence[int], device: torch.device) -> int:
@@ -65,6 +61,14 @@ def chunk_length(shape: Sequence[int], device: torch.device) -> int:
     return min(-(-length // threads) * threads, n) if length > threads else length
 
 
+class Chunk(NamedTuple):
+    """Some examples of an (N, K, c, S) view, and their tile where it is a view of them as well."""
+
+    rows: slice
+    values: Tensor  # (n, K, c, S)
+    tile: Tensor | None
+
+
 class Layout:
     """The words every layout speaks, for the passes over one (N, K, c, S) view, and the memory they
     share.
@@ -75,55 +79,77 @@ class Layout:
     ) -> None:
         self.area, self.source, self.shape, self.dtype = area, view, view.shape, dtype
         self.spans_batch = area.spans_batch
-        self.length = chunk_length(self.shape, view.device)
-        n = view.shape[0]
-        starts = range(0, n if view.numel() else 0, self.length)
-        self.chunks = [slice(i, min(i + self.length, n)) for i in starts]
-        self.pieces = self.cut(view)
         # Problems that one example belongs to, and their features and samples within it.
         self.p, self.d, self.m = example
-        self.room = Scratch(view, dtype).room  # the same for every chunk, so that it stays in cache
+        n, self.length = view.shape[0], chunk_length(self.shape, view.device)
+        starts = range(0, n if view.numel() else 0, self.length)
+        self.rows = [slice(i, min(i + self.length, n)) for i in starts]
+        self.sizes = [rows.stop - rows.start for rows in self.rows]
+        self.chunks = self.cut(view)
         # What was centred last: the chunk, the mean and the tile.
-        self._centred: tuple[Tensor, Tensor, Tensor] | None = None
+        self._centred: tuple[Chunk, Tensor, Tensor] | None = None
+        # Whether values may decide what is done: elsewhere to ask for one is to wait for it, and a
+        # tracer's have none.
+        self.tells = view.device.type == "cpu" and not is_watched(view)
+        # The same room for every chunk, so that it stays in cache. A tracer or a dispatch mode may
+        # keep what it sees, so that its memory must not be used again.
+        self.room = Scratch(view, dtype, keeps=self.tells).room
+        # The mean that was asked about last, and whether it spares centring.
+        self._spares: tuple[Tensor, bool] | None = None
 
-    def cut(self, view: Tensor) -> tuple[Tensor, ...]:
+    def spares_centring(self, mean: Tensor, cov: Tensor) -> bool:
+        """Whether products may take the tiles as they lie, and have the mean's share taken off
+        afterwards: where tiles are views, so that it is centring that copies, and means near zero.
+        """
+        if not self.tells or self.source.numel() < FEWEST_TO_ASK:
+            return False
+        if not self.chunks or any([chunk.tile is None for chunk in self.chunks]):
+            return False
+        if self._spares is None or self._spares[0] is not mean:
+            variance = cov.diagonal(dim1=-2, dim2=-1)
+            excess = torch.sub(mean.square(), variance, alpha=MOST_DEVIATIONS**2)
+            self._spares = mean, excess.max().item() <= 0
+        return self._spares[1]
+
+    def cut(self, view: Tensor) -> list[Chunk]:
         """The chunks of an (N, K, c, S) view; of nothing there are none."""
-        if len(self.chunks) < 2:
-            return (view,) * len(self.chunks)
-        return view.split_with_sizes([rows.stop - rows.start for rows in self.chunks])
+        if not self.rows:
+            return []
+        whole = self.as_tile(view) if view.dtype == self.dtype else None
+        if len(self.rows) == 1:
+            return [Chunk(self.rows[0], view, whole)]
+        values = view.split_with_sizes(self.sizes)
+        tiles: Iterable[Tensor | None] = [None] * len(values)
+        if whole is not None:
+            tiles = self.split(whole)
+        elif view.dtype == self.dtype:
+            tiles = map(self.as_tile, values)
+        return list(map(Chunk, self.rows, values, tiles))
 
     def centred_tiles(
         self, mean: Tensor | None, *views: Tensor, again: bool = False
     ) -> Iterator[tuple[Any, ...]]:
-        """Each chunk's examples, their tile less a (b, d) mean, and their part of other views.
+        """Each chunk's examples, their tile less a (b, d) mean, and their chunks of other views.
 
         A pass that comes ``again`` walks back from where the one before has ended: with the same
         mean it finds that tile made, and what belongs to it in cache.
         """
-        walk = list(zip(self.chunks, self.pieces, *map(self.cut, views), strict=True))
-        for rows, chunk, *others in reversed(walk) if again else walk:
+        walk = list(zip(self.chunks, *map(self.cut, views), strict=True))
+        for chunk, *others in reversed(walk) if again else walk:
             if mean is None:
-                yield rows, self.tile(chunk), *others
+                yield chunk.rows, self.tile(chunk), *others
             else:
-                shared = self.spans_batch or len(self.chunks) == 1
-                own = mean if shared else mean[self.problems(rows)]
-                yield rows, self.centred_tile(chunk, own), *others
+                shared = self.spans_batch or len(walk) == 1
+                own = mean if shared else mean[self.problems(chunk.rows)]
+                yield chunk.rows, self.centred_tile(chunk, own), *others
 
-    def centred_tile(self, chunk: Tensor, mean: Tensor) -> Tensor:
-        """The tile of one of the pieces less the mean of its problems, until the next is asked
+    def centred_tile(self, chunk: Chunk, mean: Tensor) -> Tensor:
+        """The tile of one of the chunks less the mean of its problems, until the next is asked
         for.
         """
         if self._centred is None or self._centred[0] is not chunk or self._centred[1] is not mean:
             self._centred = chunk, mean, self.centred(chunk, mean)
         return self._centred[2]
-
-    def joined(self, parts: list[Tensor]) -> Tensor:
-        """One (b, …) tensor from the chunks' own: their sum where they share problems. May use
-        the memory of the first.
-        """
-        if len(parts) == 1:
-            return parts[0]
-        return reduce(Tensor.add_, parts) if self.spans_batch else torch.cat(parts)
 
     def problems(self, rows: slice) -> slice:
         """The problems a chunk belongs to: all of them where the area spans the batch."""
@@ -139,18 +165,27 @@ class Layout:
         """What a chunk needs of a repeated operand."""
         return operand[self.problems(rows)]
 
-    def view(self, chunk: Tensor) -> Tensor | None:
-        """The chunk as a tile to write to; None where dtype or strides forbid, or cost too much."""
-        if chunk.dtype != self.dtype:
-            return None
-        tile = self.tile(chunk)
-        return tile if shares_memory(tile, chunk) else None
-
-    def tile(self, chunk: Tensor) -> Tensor:
+    def tile(self, chunk: Chunk) -> Tensor:
         """The chunk's tile in the working dtype."""
+        return self.made(chunk.values) if chunk.tile is None else chunk.tile
+
+    def target(self, chunk: Chunk) -> Tensor | None:
+        """The chunk as a tile to write to; None where dtype or strides forbid, or cost too much."""
+        return chunk.tile
+
+    def as_tile(self, values: Tensor) -> Tensor | None:
+        """The tile of an (n, K, c, S) view as a view; None where strides forbid."""
         raise NotImplementedError
 
-    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
+    def split(self, whole: Tensor) -> Sequence[Tensor]:
+        """The chunks' tiles from that of all examples."""
+        raise NotImplementedError
+
+    def made(self, values: Tensor) -> Tensor:
+        """The tile of an (n, K, c, S) view in the working dtype, wherever it may lie."""
+        raise NotImplementedError
+
+    def centred(self, chunk: Chunk, mean: Tensor) -> Tensor:
         """Makes the tile of ``centred_tile``, in the same memory every time."""
         raise NotImplementedError
 
@@ -159,12 +194,12 @@ class Layout:
         raise NotImplementedError
 
     def total(self, tile: Tensor) -> Tensor:
-        """Σ over samples, (b, d)."""
+        """A chunk's part of Σ over samples, which ``joined`` turns into (b, d)."""
         raise NotImplementedError
 
     def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         """A chunk's part of Σ left·rightᵀ, in a form that ``add_outer`` adds to, and which
-        ``summed`` turns into (b, d, d); until the next for the same purpose.
+        ``joined`` turns into (b, d, d); until the next for the same purpose.
         """
         raise NotImplementedError
 
@@ -172,14 +207,18 @@ class Layout:
         """The same, added to that of a chunk before, which is not shorter."""
         raise NotImplementedError
 
-    def summed(self, sums: Tensor) -> Tensor:
-        """Sums of ``outer``, or over each example's samples, over all that share a problem."""
-        return sums
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """One (b, …) tensor from the chunks' parts: their sum where they share problems. May use
+        the memory of the first.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        return reduce(Tensor.add_, parts) if self.spans_batch else torch.cat(parts)
 
-    def mean(self, chunk: Tensor) -> Tensor:
+    def mean(self, chunk: Chunk) -> Tensor:
         """(b, d) means over a chunk's own samples."""
-        total = chunk.sum(self.area.axes("m"), dtype=self.dtype)
-        return total.div_(chunk.numel() / total.numel()).reshape(-1, self.d)
+        total = chunk.values.sum(self.area.axes("m"), dtype=self.dtype)
+        return total.div_(chunk.values.numel() / total.numel()).reshape(-1, self.d)
 
     def product(
         self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
@@ -193,179 +232,24 @@ class Layout:
         to.baddbmm_(matrix, tile)
 
     def write(
-        self, chunk: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
+        self, chunk: Chunk, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
     ) -> None:
         """chunk = Σ matrix·tile + shift, in place where the chunk's dtype and strides allow."""
         first, *more = terms
-        target = self.view(chunk)
+        target = self.target(chunk)
         total = self.product(*first, shift, out=target)
         for term in more:
             self.add_product(*term, to=total)
         if target is None:
-            chunk.copy_(self.untile(total))
+            chunk.values.copy_(self.untile(total))
 
 
-class Scalar(Layout):
-    """d = 1: a tile is the chunk itself, and every product is elementwise."""
-
-    def _broadcast(self, operand: Tensor) -> Tensor:
-        n = 1 if self.spans_batch else operand.shape[0] // self.p
-        return operand.reshape(n, *self.area.statistic_shape(self.shape)[1:])
-
-    def part(self, operand: Tensor, rows: slice) -> Tensor:
-        return self._broadcast(operand[self.problems(rows)])
-
-    def tile(self, chunk: Tensor) -> Tensor:
-        return chunk.to(self.dtype)
-
-    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
-        return chunk - self._broadcast(mean)  # in the chunk's own strides
-
-    def untile(self, tile: Tensor) -> Tensor:
-        return tile
-
-    def total(self, tile: Tensor) -> Tensor:
-        return tile.sum(self.area.axes("m")).reshape(-1, 1)
-
-    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
-        return (left * right).sum(self.area.axes("m")).reshape(-1, 1, 1)
-
-    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
-        to += self.outer(left, right, "")
-
-    def product(
-        self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
-        if shift is None:
-            return torch.mul(tile, matrix, out=out)
-        return torch.addcmul(shift, tile, matrix, out=out)
-
-    def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
-        to.addcmul_(tile, matrix)
-
-
-class Rows(Layout):
-    """(n·p, d, m): one matrix an example, as it lies."""
-
-    def repeated(self, operand: Tensor, purpose: str) -> Tensor:
-        if not self.spans_batch or self.length == 1 or self.p == 1:
-            return operand
-        room = self.room(purpose, (self.length, *operand.shape))
-        return room.copy_(operand).flatten(0, 1)
-
-    def part(self, operand: Tensor, rows: slice) -> Tensor:
-        if not self.spans_batch:
-            return operand[self.problems(rows)]
-        n = rows.stop - rows.start
-        if self.p == 1:  # one matrix for all examples needs no copies
-            return operand.expand(n, *operand.shape[1:])
-        return operand if n == self.length else operand[: n * self.p]
-
-    def tile(self, chunk: Tensor) -> Tensor:
-        return chunk.to(self.dtype).reshape(-1, self.d, self.m)
-
-    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
-        rows = chunk.reshape(-1, self.p, self.d, self.m)
-        room = self.room("centred", rows.shape)
-        torch.sub(rows, mean.view(-1, self.p, self.d, 1), out=room)
-        return room.view(-1, self.d, self.m)
-
-    def untile(self, tile: Tensor) -> Tensor:
-        return tile.view(-1, *self.shape[1:])
-
-    def total(self, tile: Tensor) -> Tensor:
-        return self.summed(tile.sum(-1))
-
-    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
-        room = None  # what is not summed is the result
-        if self.spans_batch:
-            room = self.room(purpose, (*left.shape[:2], right.shape[1]))
-        return torch.bmm(left, right.mT, out=room)
-
-    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
-        to[: left.shape[0]].baddbmm_(left, right.mT)
-
-    def summed(self, sums: Tensor) -> Tensor:
-        return sums.view(-1, self.p, *sums.shape[1:]).sum(0) if self.spans_batch else sums
-
-
-class Gathered(Layout):
-    """(K, c, n·S): a copy with the samples of all examples side by side.
-
-    A chunk has one tile as it is and one centred at a time, which is enough: what is whitened is
-    centred.
-    """
-
-    def tile(self, chunk: Tensor) -> Tensor:
-        columns = chunk.permute(1, 2, 0, 3)
-        return self.room("tile", columns.shape).copy_(columns).flatten(2)
-
-    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
-        columns = chunk.permute(1, 2, 0, 3)
-        room = self.room("centred", columns.shape)
-        return torch.sub(columns, mean[..., None, None], out=room).flatten(2)
-
-    def untile(self, tile: Tensor) -> Tensor:
-        return tile.unflatten(2, (-1, self.shape[3])).permute(2, 0, 1, 3)
-
-    def total(self, tile: Tensor) -> Tensor:
-        return tile.sum(-1)
-
-    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
-        return torch.bmm(left, right.mT)
-
-    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
-        to.baddbmm_(left, right.mT)
-
-    def write(
-        self, chunk: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
-    ) -> None:
-        first, *more = terms
-        total = self.product(*first, None, out=self.room("total", first[1].shape))
-        for term in more:
-            self.add_product(*term, to=total)
-        if shift is None:
-            chunk.copy_(self.untile(total))
-        else:  # added while scattering
-            add_into(chunk, self.untile(total), shift)
-
-
-class Columns(Layout):
-    """(K, n·S, c): features lie together, so that products act from the right."""
-
-    def view(self, chunk: Tensor) -> Tensor | None:
-        n, k, c, s = chunk.shape
-        if chunk.is_cpu and k > 1 and n * s * c <= MOST_TO_COPY:
-            return None
-        return super().view(chunk)
-
-    def tile(self, chunk: Tensor) -> Tensor:
-        return chunk.to(self.dtype).permute(1, 0, 3, 2).flatten(1, 2)
-
-    def centred(self, chunk: Tensor, mean: Tensor) -> Tensor:
-        return (chunk - mean.unsqueeze(-1)).permute(1, 0, 3, 2).flatten(1, 2)
-
-    def untile(self, tile: Tensor) -> Tensor:
-        return tile.unflatten(1, (-1, self.shape[3])).permute(1, 0, 3, 2)
-
-    def total(self, tile: Tensor) -> Tensor:
-        return tile.sum(1)
-
-    def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
-        return torch.bmm(left.mT, right)
-
-    def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
-        to.baddbmm_(left.mT, right)
-
-    def product(
-        self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
-        if shift is None:
-            return torch.bmm(tile, matrix.mT, out=out)
-        return torch.baddbmm(shift.mT, tile, matrix.mT, out=out)
-
-    def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
-        to.baddbmm_(tile, matrix.mT)
+def viewed(t: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """A tensor in another shape without a copy; None where its strides forbid."""
+    try:
+        return t.view(shape)
+    except RuntimeError:
+        return None
 
 
 def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
@@ -374,18 +258,3 @@ def add_into(out: Tensor, values: Tensor, shift: Tensor) -> None:
         torch.add(values, shift, out=out)
     else:
         out.copy_(values.add_(shift))
-
-
-def layout(area: Area, view: Tensor, dtype: torch.dtype) -> Layout:
-    """The cheapest layout for an (N, K, c, S) view, by its strides and sizes."""
-    _, k, c, s = view.shape
-    example = area.problem_shape(Block(0, k, c), 1, s)
-    if example[1] == 1:
-        kind = Scalar
-    elif not area.spans_batch:
-        kind = Rows
-    elif view.stride(2) == 1:
-        kind = Columns
-    else:
-        kind = Rows if s >= MIN_ROW_LENGTH else Gathered
-    return kind(area, view, dtype, example)

@@ -138,13 +138,15 @@ def _lanes(t: Tensor, work: Work) -> Tensor:
     return t.reshape(-1, 1).repeat(1, work.block.size).view(-1)  # kernels want a copy, always
 
 
-def apply(work: Work, y: Tensor, mean: Tensor, w: Tensor, recovery: Recovery, plan: Plan) -> None:
+def apply(
+    work: Work, y: Tensor, statistics: Statistics, w: Tensor, recovery: Recovery, plan: Plan
+) -> None:
     """Step 3."""
     x, block, run = work.x, work.block, work.run
     if x.numel() == 0:
         return
     residual = x if work.extra is None else work.extra
-    matrix, mean = _matrix(w, work, recovery), _lanes(mean, work)
+    matrix, mean = _matrix(w, work, recovery), _lanes(statistics.mean, work)
     run.apply(x, _part(y, block), matrix, mean, *work.parameters(), residual)
 
 

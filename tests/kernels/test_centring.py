@@ -1,0 +1,135 @@
+"""Where products take numbers as they lie, and the mean's share is taken off afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import isonorm
+from isonorm import area as areas
+from isonorm import operation as operations
+from isonorm.kernels import tiles
+from isonorm.kernels.layouts import MIN_ROW_LENGTH
+from isonorm.kernels.tiles import MOST_DEVIATIONS, Layout
+from tests.kernels.paths import (
+    C,
+    assert_paths_agree,
+    channels_last,
+    contiguous,
+    passes,
+    transposed,
+)
+
+SHAPE = (6, C, MIN_ROW_LENGTH)
+WHITEN = operations.whiten("newton")
+
+
+@pytest.fixture(autouse=True)
+def _small_inputs_are_asked(monkeypatch):
+    monkeypatch.setattr(tiles, "FEWEST_TO_ASK", 1)
+
+
+@pytest.fixture
+def answers(monkeypatch) -> list[bool]:
+    """What passes were told: whether they are spared centring."""
+    told, ask = [], Layout.spares_centring
+
+    def asked(self, mean: Tensor, cov: Tensor) -> bool:
+        told.append(ask(self, mean, cov))
+        return told[-1]
+
+    monkeypatch.setattr(Layout, "spares_centring", asked)
+    return told
+
+
+def white(deviations: float, channel: int | slice = slice(None)) -> Tensor:
+    """Unit variances exactly, and means of so many deviations in some channels."""
+    x = torch.randn(SHAPE, dtype=torch.float64)
+    x = (x - x.mean((0, 2), keepdim=True)) / x.std((0, 2), correction=0, keepdim=True)
+    x[:, channel] += deviations
+    return x
+
+
+def test_means_near_zero_spare_all_three_passes_a_copy(answers):
+    assert_paths_agree(white(0.99 * MOST_DEVIATIONS), areas.batch(4), WHITEN)
+    assert answers and all(answers)
+
+
+def test_one_channel_far_from_zero_has_all_centred(answers):
+    assert_paths_agree(white(1.01 * MOST_DEVIATIONS, 1), areas.batch(4), WHITEN)
+    assert answers and not any(answers)
+
+
+@pytest.mark.parametrize(
+    ("area", "layout"),
+    [
+        (areas.batch(4), contiguous),
+        (areas.batch(4), channels_last),
+        (areas.batch(1), contiguous),
+        (areas.batch(1), channels_last),
+        (areas.instance(4), contiguous),
+    ],
+    ids=lambda given: getattr(given, "__name__", repr(given)),
+)
+def test_where_tiles_are_views_nothing_is_centred_but_for_the_moments(
+    area, layout, answers, monkeypatch
+):
+    centred, make = [], Layout.centred_tile
+
+    def noted(self, *given):
+        centred.append(given)
+        return make(self, *given)
+
+    monkeypatch.setattr(Layout, "centred_tile", noted)
+    with isonorm.backend("torch"):
+        x = layout(white(1)).requires_grad_()
+        y, _ = isonorm.functional.normalize(x, area=area, operation=WHITEN)
+        measured = len(centred)
+        torch.autograd.grad(y, x, torch.randn_like(y))
+    assert all(answers) and len(centred) == measured
+
+
+@pytest.mark.parametrize(
+    ("x", "group_size"),
+    [
+        pytest.param(white(0).bfloat16(), 4, id="another dtype"),
+        pytest.param(white(0)[:, :, : MIN_ROW_LENGTH - 1], 4, id="gathered"),
+        pytest.param(transposed(white(0)), C, id="batch innermost"),
+    ],
+)
+def test_what_is_copied_in_any_case_is_centred(x, group_size, answers):
+    passes("torch", x, areas.batch(group_size), WHITEN, [torch.ones(C), torch.zeros(C)])
+    assert answers and not any(answers)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_mean_that_is_not_a_number_is_not_near_zero(value, answers):
+    x = white(0)
+    x[0, 0, 0] = value
+    y, _ = isonorm.functional.iter_norm(x, group_size=4)
+    assert answers and not any(answers)
+    assert y[:, :4].isnan().any() and y[:, 4:].isfinite().all()
+
+
+def test_rounding_grows_with_the_mean_by_no_more_than_is_allowed(monkeypatch):
+    """In float32, against float64, at the farthest mean that spares centring: outputs and gradients
+    lose two bits, give or take one, and Σ, whose samples are centred always, none.
+    """
+    x = white(0.99 * MOST_DEVIATIONS).float()
+    parameters = [torch.rand(C) + 0.5, torch.randn(C)]
+    exact = passes("reference", x.double(), areas.batch(), WHITEN, [p.double() for p in parameters])
+
+    def errors() -> dict[str, float]:
+        found = passes("torch", x, areas.batch(), WHITEN, parameters)
+        return {
+            name: ((found[name] - exact[name]).norm() / exact[name].norm()).item()
+            for name in ("y", "cov", "dx through y", "dweight through y")
+        }
+
+    as_they_lie = errors()
+    monkeypatch.setattr(tiles, "FEWEST_TO_ASK", x.numel() + 1)
+    centred = errors()
+    assert as_they_lie["cov"] == centred["cov"]
+    for name, error in as_they_lie.items():
+        assert error < 2 * MOST_DEVIATIONS * max(centred[name], 2**-24), name
