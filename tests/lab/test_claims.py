@@ -108,6 +108,21 @@ def test_only_losses_and_errors_of_a_training_that_diverged_are_infinite(make_re
     assert all(number == math.inf for name, number in numbers.items() if name not in without)
 
 
+@pytest.mark.parametrize(
+    ("losses", "factor"),
+    [
+        ([2.0, 0.5, 1.0], 2.0),
+        ([2.0, 1.0], 1.0),
+        ([2.0, 0.0, 1.0], math.inf),  # float32 has no loss for a few images that are certain
+        ([2.0, 0.0], 1.0),
+    ],
+)
+def test_the_rise_of_the_test_loss_is_a_factor(losses, factor, make_result):
+    curve = make_result(losses, [0.5] * len(losses))
+    tested = (replace(e, test_loss=loss) for e, loss in zip(curve.epochs, losses, strict=True))
+    assert measure("rise_of_test_loss", replace(curve, epochs=tuple(tested))) == factor
+
+
 @pytest.mark.parametrize("spread", ["mean", "median"])
 def test_a_training_that_diverged_is_neither_slow_nor_large_nor_overfitting(
     found, make_result, spread

@@ -22,8 +22,12 @@ def _average(quantity: Callable[[Epoch], float]) -> Callable[[Result], float]:
 
 
 def _rise_of_test_loss(result: Result) -> float:
+    """From its least to its last, as a factor; from nothing to something there is none."""
     losses = [epoch.test_loss for epoch in result.epochs]
-    return losses[-1] / min(losses)
+    last, least = losses[-1], min(losses)
+    if least == 0:  # logits so far apart that float32 has no loss for them
+        return math.inf if last > 0 else 1.0
+    return last / least
 
 
 def _early_test_error(result: Result) -> float:
