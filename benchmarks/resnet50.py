@@ -2,6 +2,9 @@
 
     python -m benchmarks.resnet50                  # batch 256, bfloat16 autocast, channels_last
 
+Beside the rate stands how long the host takes to launch a step: where that is near the time of the
+step, it is the host that limits the rate, and not the GPU.
+
 BatchNorm and IterNorm run in one process: eager against eager, compiled against compiled, and
 compiled with CUDA graphs ("reduce-overhead") against the same. "iternorm, fused" has its ReLUs and
 residual additions inside the layers (``act="relu"``, ``residual=``), where a compiler puts them for
@@ -16,6 +19,8 @@ import sys
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,10 +55,17 @@ def network(norm: str, group_size: int) -> nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
-def images_per_second(
-    model: nn.Module, images: Tensor, labels: Tensor, args
-) -> tuple[list[float], float]:
-    """Throughput of every repetition, and the last loss, which must be finite to count."""
+class Measured(NamedTuple):
+    """Of one network: images a second in every repetition, the milliseconds in which the host
+    launches a step, and the last loss, which must be finite to count.
+    """
+
+    rates: list[float]
+    host: float
+    loss: float
+
+
+def measure(model: nn.Module, images: Tensor, labels: Tensor, args) -> Measured:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step() -> Tensor:
@@ -66,7 +78,7 @@ def images_per_second(
 
     for _ in range(5):
         loss = step()
-    rates = []
+    rates, launches = [], []
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(args.repetitions):
         start.record()
@@ -75,7 +87,12 @@ def images_per_second(
         stop.record()
         torch.cuda.synchronize()
         rates.append(args.steps * len(images) / start.elapsed_time(stop) * 1e3)
-    return rates, loss.item()
+    for _ in range(args.repetitions):  # one at a time: many would fill the queue, and wait for it
+        begin = perf_counter()
+        loss = step()
+        launches.append((perf_counter() - begin) * 1e3)
+        torch.cuda.synchronize()
+    return Measured(rates, median(launches), loss.item())
 
 
 def main() -> None:
@@ -96,19 +113,25 @@ def main() -> None:
     labels = torch.randint(1000, (args.batch,), device="cuda")
     rates: dict[str, float] = {}
     ranges: dict[str, tuple[float, float]] = {}
+    host: dict[str, float] = {}
     arguments = {name: value for name, value in vars(args).items() if name != "out"}
     record = origin("benchmarks.resnet50", sys.argv[1:], gpu="cuda") | {"arguments": arguments}
     record |= {"images_per_second": rates, "least_and_most": ranges}
+    record |= {"host_milliseconds_a_step": host}
     for mode in args.modes:
         for norm in NORMS:
             model = MODES[mode](network(norm, args.group_size).cuda())
-            repeated, loss = images_per_second(model, images, labels, args)
-            if not loss < float("inf"):
-                sys.exit(f"{mode} {norm} diverged: loss {loss}; its speed does not count.")
-            name, rate, span = f"{mode} {norm}", median(repeated), (min(repeated), max(repeated))
-            rates[name], ranges[name] = rate, span
-            spread = f"({span[0]:.0f} to {span[1]:.0f})"
-            print(f"{mode:21} {norm:15} {rate:7.0f} images/s {spread}, loss {loss:.2f}", flush=True)
+            found = measure(model, images, labels, args)
+            if not found.loss < float("inf"):
+                sys.exit(f"{mode} {norm} diverged: loss {found.loss}; its speed does not count.")
+            name, least, most = f"{mode} {norm}", min(found.rates), max(found.rates)
+            rates[name], ranges[name], host[name] = median(found.rates), (least, most), found.host
+            print(
+                f"{mode:21} {norm:15} {rates[name]:7.0f} images/s ({least:.0f} to {most:.0f}), "
+                f"step {args.batch / rates[name] * 1e3:.1f} ms, launched in {found.host:.1f}; "
+                f"loss {found.loss:.2f}",
+                flush=True,
+            )
             write(record | {"complete": False}, args.out)  # nothing is lost if the rest is
             del model
             torch.compiler.reset()

@@ -143,21 +143,26 @@ def traced(
     return y, plan.kept(*flat_shape(x), x.device).cut(keep.detach())[:3]
 
 
-def _remembered(x, weight, bias, residual, plan: Plan) -> Prepared:
+def _remembered(x, weight, bias, residual, plan: Plan) -> tuple[Tensor, Prepared]:
+    """x without gaps, and what steps with it need. What is remembered by its strides has none, so
+    that only what is new is asked.
+    """
     kinds = tuple([None if t is None else t.dtype for t in (weight, bias, residual)])
     precision = kernels.float32_precision()
     key = ("fast path", x.shape, x.stride(), x.dtype, x.device, kinds, precision)
     found = plan.passes.get(key)
     if found is None:
+        dense = _dense(x)
+        if dense is not x:
+            return _remembered(dense, weight, bias, residual, plan)
         found = plan.passes[key] = prepare(x, weight, bias, residual, plan)
-    return found
+    return x, found
 
 
 def _train(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, plan: str
 ) -> tuple[Tensor, Tensor]:
-    x = _dense(x)
-    prepared = _remembered(x, weight, bias, residual, Plan.decode(plan))
+    x, prepared = _remembered(x, weight, bias, residual, Plan.decode(plan))
     with surroundings(x):  # eager steps are let in on the current GPU alone, operators on any
         residual = None if residual is None else prepared.walkable(residual)
         return prepared.forward(x, weight, bias, residual, None)
@@ -194,10 +199,9 @@ def _train_backward(
     has_residual: bool,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = _dense(x)
     # Of a residual its presence alone matters here, and for silu its dtype, which is extra's.
     stand_in = (x if extra is None else extra) if has_residual else None
-    prepared = _remembered(x, weight, bias, stand_in, Plan.decode(plan))
+    x, prepared = _remembered(x, weight, bias, stand_in, Plan.decode(plan))
     with surroundings(x):
         dx, dweight, dbias, g = prepared.backward(dy, x, weight, bias, extra, keep)
     assert dx is not None
