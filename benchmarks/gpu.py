@@ -2,11 +2,13 @@
 
     python -m benchmarks.gpu                       # ResNet-50's activations at batch 256, bfloat16
     python -m benchmarks.gpu --dtype float32 --precision high --layouts nchw
+    python -m benchmarks.gpu --dtype float32 --layouts nchw --shapes 256,56 --plain
 
 For each shape: forward and backward of ``IterNorm`` (and, with ``--dbn``, ``DBN``), of eager
-``F.batch_norm`` and of the same under ``torch.compile``, in the same layout, in one run; beside
-them the time of 8 passes over the activation at the copy bandwidth measured first. A result is
-compared with the float64 reference before its speed is printed.
+``F.batch_norm`` and of the same under ``torch.compile``, in the same layout, in one run; with
+``--plain`` of the paper's algorithm written plainly, too, over groups one by one and in batched
+products. Beside them stands the time of 8 passes over the activation at the copy bandwidth measured
+first. A result is compared with the float64 reference before its speed is printed.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import isonorm
 from isonorm.lab.replay import Step, replay_seconds
 
+from . import plain
 from .report import origin, write
 
 RESNET50 = [
@@ -36,6 +39,8 @@ RESNET50 = [
 #: (2⁻⁹ and 2⁻¹²) and that of the operands of each product; "high" products are TF32 (2⁻¹¹),
 #: "highest" ones three-term TF32, whose error is that of float32 sums.
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32-high": 4e-3, "float32-highest": 5e-5}
+#: The paper's steps, written plainly, amplify rounding, and its sums have no order of their own.
+PLAINLY = 10
 
 #: Measurements of a step, of which the median counts.
 ROUNDS = 15
@@ -79,15 +84,21 @@ def gradients_of(
     return y, *torch.autograd.grad(y, [x, *parameters], dy)
 
 
-def whitening_error(norm: isonorm.Normalize, x: Tensor, dy: Tensor) -> float:
-    """Largest relative error of y, dx, dγ and dβ against the float64 reference."""
-    got = gradients_of(norm, x, [norm.weight, norm.bias], dy)
-    exact = [t.detach().double().requires_grad_() for t in (x, norm.weight, norm.bias)]
+def whitening_error(
+    layer: nn.Module, definition: isonorm.Normalize, x: Tensor, dy: Tensor
+) -> float:
+    """Largest relative error of y, dx, dγ and dβ against the float64 reference of a definition."""
+    got = gradients_of(layer, x, [layer.weight, layer.bias], dy)  # type: ignore[list-item]
+    exact = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
     recovery = isonorm.recovery.Affine(exact[1], exact[2])
 
     def reference(x: Tensor) -> Tensor:
         return isonorm.functional.normalize(
-            x, area=norm.area, operation=norm.operation, recovery=recovery, eps=norm.eps
+            x,
+            area=definition.area,
+            operation=definition.operation,
+            recovery=recovery,
+            eps=definition.eps,
         )[0]
 
     with isonorm.backend("torch"):
@@ -95,15 +106,23 @@ def whitening_error(norm: isonorm.Normalize, x: Tensor, dy: Tensor) -> float:
     return max(((g.double() - w).norm() / w.norm()).item() for g, w in zip(got, want, strict=True))
 
 
-def candidates(channels: int, group_size: int, dbn: bool) -> dict[str, isonorm.Normalize]:
-    options = {"group_size": group_size, "track_running_stats": False, "device": "cuda"}
-    norms: dict[str, isonorm.Normalize] = {"iternorm": isonorm.IterNorm(channels, **options)}
-    if dbn:
-        norms["dbn"] = isonorm.DBN(channels, **options)
-    for norm in norms.values():
-        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
-        torch.nn.init.normal_(norm.bias)
-    return norms
+def candidates(channels: int, args) -> dict[str, tuple[nn.Module, isonorm.Normalize]]:
+    """Layers by name, each with the one whose definition it has to meet."""
+    options = {"group_size": args.group_size, "track_running_stats": False, "device": "cuda"}
+    iternorm = isonorm.IterNorm(channels, **options)
+    layers: dict[str, tuple[nn.Module, isonorm.Normalize]] = {"iternorm": (iternorm, iternorm)}
+    if args.dbn:
+        dbn = isonorm.DBN(channels, **options)
+        layers["dbn"] = dbn, dbn
+    if args.plain:
+        size, steps = min(args.group_size, channels), iternorm.operation.num_iters
+        for over_groups in (plain.looped, plain.batched):
+            layer = plain.PlainIterNorm(channels, size, over_groups, num_iters=steps or 0)
+            layers[f"plain_{over_groups.__name__}"] = layer.cuda(), iternorm
+    for layer, _ in layers.values():
+        nn.init.uniform_(layer.weight, 0.5, 1.5)  # type: ignore[arg-type]
+        nn.init.normal_(layer.bias)  # type: ignore[arg-type]
+    return layers
 
 
 def measure(shape, layout: str, dtype: torch.dtype, tolerance: float, args) -> dict:
@@ -125,10 +144,11 @@ def measure(shape, layout: str, dtype: torch.dtype, tolerance: float, args) -> d
     for name, function in steps.items():
         step = lambda f=function: gradients_of(f, x, [weight, bias], dy)  # noqa: E731
         row[name] = {"us": replay_seconds(step, ROUNDS) * 1e6, "peak": peak_bytes(step)}
-    for name, norm in candidates(shape[1], args.group_size, args.dbn).items():
-        error = whitening_error(norm, x, dy)
-        if not error <= tolerance:
-            sys.exit(f"{name} on {shape} {layout}: error {error:.2e} exceeds {tolerance:.0e}")
+    for name, (norm, definition) in candidates(shape[1], args).items():
+        error = whitening_error(norm, definition, x, dy)
+        allowed = tolerance * (PLAINLY if isinstance(norm, plain.PlainIterNorm) else 1)
+        if not error <= allowed:
+            sys.exit(f"{name} on {shape} {layout}: error {error:.2e} exceeds {allowed:.0e}")
         step = lambda f=norm: gradients_of(f, x, [f.weight, f.bias], dy)  # noqa: E731
         row[name] = {
             "us": replay_seconds(step, ROUNDS) * 1e6,
@@ -157,6 +177,10 @@ def print_row(row: dict) -> None:
                 f"{us / row['floor_us']:.2f} floor, memory {peak:.3f}, "
                 f"error {row[name]['error']:.0e}"
             )
+    for name in ("plain_looped", "plain_batched"):
+        if name in row:
+            us = row[name]["us"]
+            cells.append(f"{name} {us:.0f} = {us / row['iternorm']['us']:.1f} iternorm")
     print(" | ".join(cells), flush=True)
 
 
@@ -170,6 +194,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--group-size", type=int, default=64)
     parser.add_argument("--dbn", action="store_true", help="measure DBN's default method, too")
+    parser.add_argument(
+        "--plain", action="store_true", help="measure the paper's algorithm in plain torch, too"
+    )
     parser.add_argument("--skip-compiled", action="store_true")
     parser.add_argument(
         "--shapes", nargs="*", help="C,H pairs such as 256,56 (default: ResNet-50's)"
