@@ -95,6 +95,28 @@ def test_resnet50():
     assert f"({share('eager', 'iternorm, fused')} × with" in README
     compiled, fused = share("compiled", "iternorm"), share("compiled", "iternorm, fused")
     assert f"at {compiled} × compiled ({fused} × fused)" in README
+    modes = [f"compiled {kind}" for kind in ("batchnorm", "iternorm", "iternorm, fused")]
+    steps = [256 / rates[mode] * 1e3 for mode in modes]
+    host = record("resnet50.json")["host_milliseconds_a_step"]
+    launches = [host[mode] for mode in modes]
+    step = f"takes {min(steps):.0f} to {max(steps):.0f} ms"
+    assert f"{step}, and the host {min(launches):.0f} to {max(launches):.0f} ms" in README
+
+
+def test_times_beside_the_plain_algorithm_on_a_gpu():
+    (exact,), (tf32,) = (
+        record(f"gpu-plain-{precision}.json")["rows"] for precision in ("highest", "high")
+    )
+    looped, batched, quick_looped, quick_batched = (
+        f"{us(row, f'plain_{kind}') / us(row, 'iternorm'):.1f} times"
+        for row in (exact, tf32)
+        for kind in ("looped", "batched")
+    )
+    assert f"IterNorm is {looped} as fast as the paper's algorithm in plain torch" in README
+    assert f"and {batched} as fast as with the groups in batched products" in README
+    assert f"TF32 products {quick_looped.removesuffix(' times')} and {quick_batched}" in README
+    limit = us(tf32, "plain_looped") / tf32["floor_us"]
+    assert f"would be {limit:.1f} times as fast as the loop with TF32" in README
 
 
 def test_epochs_of_vgg():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from math import inf
 
 import pytest
@@ -74,6 +75,22 @@ def test_trace(batch_case, draw):
     torch.testing.assert_close(module(x), frozen(x))
     graph = str(module.inlined_graph)
     assert not any(f"aten::{word}" in graph for word in LINEAR_ALGEBRA)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["iternorm", "dbn", "batchnorm"])
+def test_a_trace_of_training_is_saved_and_learns(cases, name, draw):
+    layer, x, file = cases[name].make(), draw(6, 12, 12, 12), BytesIO()
+    torch.jit.save(traced(layer, x), file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    other = draw(6, 12, 12, 12).requires_grad_()
+    cotangent = torch.randn_like(other)
+    found, expected = (
+        (y, *torch.autograd.grad(y, other, cotangent)) for y in (loaded(other), layer(other))
+    )
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loaded.running_mean, layer.running_mean)
 
 
 @pytest.mark.slow
