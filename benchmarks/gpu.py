@@ -116,8 +116,9 @@ def candidates(channels: int, args) -> dict[str, tuple[nn.Module, isonorm.Normal
         layers["dbn"] = dbn, dbn
     if args.plain:
         size, steps = min(args.group_size, channels), iternorm.operation.num_iters
+        assert steps is not None
         for over_groups in (plain.looped, plain.batched):
-            layer = plain.PlainIterNorm(channels, size, over_groups, num_iters=steps or 0)
+            layer = plain.PlainIterNorm(channels, size, over_groups, num_iters=steps)
             layers[f"plain_{over_groups.__name__}"] = layer.cuda(), iternorm
     for layer, _ in layers.values():
         nn.init.uniform_(layer.weight, 0.5, 1.5)  # type: ignore[arg-type]

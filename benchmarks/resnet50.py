@@ -2,8 +2,8 @@
 
     python -m benchmarks.resnet50                  # batch 256, bfloat16 autocast, channels_last
 
-Beside the rate stands how long the host takes to launch a step: where that is near the time of the
-step, it is the host that limits the rate, and not the GPU.
+Beside the rate stands how long the host takes to launch a step by itself, with nothing in the
+queue: where that is near the time of the step, the host may limit the rate, and not the GPU.
 
 BatchNorm and IterNorm run in one process: eager against eager, compiled against compiled, and
 compiled with CUDA graphs ("reduce-overhead") against the same. "iternorm, fused" has its ReLUs and
@@ -56,12 +56,12 @@ def network(norm: str, group_size: int) -> nn.Module:
 
 
 class Measured(NamedTuple):
-    """Of one network: images a second in every repetition, the milliseconds in which the host
-    launches a step, and the last loss, which must be finite to count.
+    """Of one network: images a second, and the milliseconds in which the host launches a step, in
+    every repetition, and the last loss, which must be finite to count.
     """
 
     rates: list[float]
-    host: float
+    launches: list[float]
     loss: float
 
 
@@ -92,7 +92,7 @@ def measure(model: nn.Module, images: Tensor, labels: Tensor, args) -> Measured:
         loss = step()
         launches.append((perf_counter() - begin) * 1e3)
         torch.cuda.synchronize()
-    return Measured(rates, median(launches), loss.item())
+    return Measured(rates, launches, loss.item())
 
 
 def main() -> None:
@@ -112,12 +112,13 @@ def main() -> None:
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (args.batch,), device="cuda")
     rates: dict[str, float] = {}
-    ranges: dict[str, tuple[float, float]] = {}
     host: dict[str, float] = {}
+    ranges: dict[str, dict[str, tuple[float, float]]] = {"images_per_second": {}}
+    ranges["host_milliseconds_a_step"] = {}
     arguments = {name: value for name, value in vars(args).items() if name != "out"}
     record = origin("benchmarks.resnet50", sys.argv[1:], gpu="cuda") | {"arguments": arguments}
-    record |= {"images_per_second": rates, "least_and_most": ranges}
-    record |= {"host_milliseconds_a_step": host}
+    record |= {"images_per_second": rates, "host_milliseconds_a_step": host}
+    record |= {"least_and_most": ranges}
     for mode in args.modes:
         for norm in NORMS:
             model = MODES[mode](network(norm, args.group_size).cuda())
@@ -125,10 +126,12 @@ def main() -> None:
             if not found.loss < float("inf"):
                 sys.exit(f"{mode} {norm} diverged: loss {found.loss}; its speed does not count.")
             name, least, most = f"{mode} {norm}", min(found.rates), max(found.rates)
-            rates[name], ranges[name], host[name] = median(found.rates), (least, most), found.host
+            rates[name], host[name] = median(found.rates), median(found.launches)
+            ranges["images_per_second"][name] = least, most
+            ranges["host_milliseconds_a_step"][name] = min(found.launches), max(found.launches)
             print(
                 f"{mode:21} {norm:15} {rates[name]:7.0f} images/s ({least:.0f} to {most:.0f}), "
-                f"step {args.batch / rates[name] * 1e3:.1f} ms, launched in {found.host:.1f}; "
+                f"step {args.batch / rates[name] * 1e3:.1f} ms, launched in {host[name]:.1f}; "
                 f"loss {found.loss:.2f}",
                 flush=True,
             )

@@ -89,12 +89,8 @@ def about_mean(about_pivot: Statistics, delta: Tensor) -> Statistics:
     deviations, while δ, the mean of what is left, is exact.
     """
     count, pivot, moment = about_pivot
-    return Statistics(count, pivot + delta, less_outer(moment, delta, delta))
-
-
-def less_outer(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """matrix − left·rightᵀ, of (b, d, d) and two (b, d)."""
-    return torch.addcmul(matrix, left.unsqueeze(-1), right.unsqueeze(-2), value=-1)
+    cov = torch.addcmul(moment, delta.unsqueeze(-1), delta.unsqueeze(-2), value=-1)
+    return Statistics(count, pivot + delta, cov)
 
 
 def _outer(v: Tensor) -> Tensor:

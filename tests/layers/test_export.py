@@ -78,6 +78,19 @@ def test_trace(batch_case, draw):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_trace_within_an_example_is_of_torch_alone(sample_case, draw):
+    layer, file = sample_case.make().eval(), BytesIO()
+    if layer.operation.norm == inf:
+        pytest.skip("the constant of p = ∞ is made for one number of samples")
+    module = traced(layer, draw(4, 12, 5, 6))
+    assert "isonorm::" not in str(module.inlined_graph)
+    torch.jit.save(module, file)
+    for shape in ((4, 12, 5, 6), (7, 12, 5, 6)):
+        x = draw(*shape)
+        torch.testing.assert_close(module(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", ["iternorm", "dbn", "batchnorm"])
 def test_a_trace_of_training_is_saved_and_learns(cases, name, draw):
     layer, x, file = cases[name].make(), draw(6, 12, 12, 12), BytesIO()

@@ -95,6 +95,11 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def is_traced() -> bool:
+    """Whether torch.jit's tracer writes down what is done."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
 def is_watched(x: Tensor) -> bool:
     """Whether operations on a tensor are recorded or intercepted, not simply run: by a tracer, a
     fake or subclassed tensor, or a dispatch mode such as selective checkpointing's. What is
@@ -103,7 +108,7 @@ def is_watched(x: Tensor) -> bool:
     return (
         type(x) not in (Tensor, torch.nn.Parameter)
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
+        or is_traced()
     )
 
 
@@ -111,7 +116,7 @@ def choose(operation: Operation, area: Area, x: Tensor, colors: bool = False) ->
     """The implementation for a training pass, and the reason for it."""
     if _requested == "reference":
         return Choice("reference", "asked for")
-    backend, reason = "reference", _why_reference(operation)
+    backend, reason = "reference", _why_reference(operation, area)
     if reason is None:
         if _requested == "torch":
             return Choice("torch", "asked for")
@@ -146,11 +151,13 @@ def why_not_explicit() -> str | None:
     return None
 
 
-def _why_reference(operation: Operation) -> str | None:
+def _why_reference(operation: Operation, area: Area) -> str | None:
     """What only the reference can do here, if anything."""
     reason = why_not_explicit()
     if reason is not None:
         return reason
+    if not area.spans_batch and is_traced():  # such a layer is the same in eval, to be deployed
+        return "torch.jit traces a layer within an example, which operators of torch alone can be"
     if not operation.is_quadratic:
         # The compiler of torch 2.8 can call this, but not trace the built-in repr.
         return f"{operation.__repr__()} is not made of means and covariances"

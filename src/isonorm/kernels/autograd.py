@@ -14,7 +14,7 @@ from torch import Tensor
 from ..activation import finish
 from ..area import flat, flat_shape
 from ..statistics import working_dtype
-from . import explicit, is_watched, reference
+from . import explicit, is_traced, is_watched, reference
 from .explicit import Saved, recovery_of
 from .operators import register, surroundings
 from .plan import Plan, pack
@@ -30,7 +30,7 @@ def run(
 ) -> tuple[Tensor, Saved]:
     """Normalizes an (N, C, *) tensor. Gradients flow through y, mean and cov."""
     # torch.jit's tracer would write down what is inside an autograd function as well.
-    watched = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    watched = torch.compiler.is_compiling() or is_traced()
     if plan.backend == "triton":
         if not explicit.is_dense(x):
             x = x.clone()  # once, rather than in forward and in backward

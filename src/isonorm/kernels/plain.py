@@ -12,7 +12,7 @@ from torch import Tensor
 from ..area import Block
 from ..operation import add_eps
 from ..recovery import Coloring, Recovery
-from ..statistics import Statistics, about_mean, less_outer, merge, working_dtype
+from ..statistics import Statistics, about_mean, merge, working_dtype
 from .layouts import layout
 from .outer import Outer, Square
 from .plan import Gradients, Plan, Problem, Sums
@@ -115,9 +115,14 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     return statistics, root(statistics.cov, plan)
 
 
-def centring(work: Work, mean: Tensor, cov: Tensor, plan: Plan) -> tuple[Tensor | None, ...]:
-    """What steps 3, 4 and 6 subtract from every number, and what they take off products: μ is one
-    of them, the other None.
+def centring(
+    work: Work, mean: Tensor, cov: Tensor, plan: Plan
+) -> tuple[Tensor | None, Tensor | None]:
+    """What steps 3 and 6 subtract from every number, and what they take off products: μ is one of
+    them, the other None.
+
+    Steps 1 and 4 always centre: over many samples a mean in x, and in dy, adds up to sums beside
+    which what is wanted is small.
     """
     if not plan.operation.centers:
         return None, None
@@ -162,8 +167,7 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (p.mean.new_zeros(block.groups * block.size) for _ in range(2))
-    before, after = centring(work, p.mean, p.cov, plan)
-    for rows, tile, g in ops.centred_tiles(before, grad):
+    for rows, tile, g in ops.centred_tiles(p.mean if plan.operation.centers else None, grad):
         if dweight is None or dbias is None:
             g = ops.tile(g)
         else:
@@ -176,10 +180,7 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
         outer.add(g, tile)
     if not fs:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), dweight, dbias)
-    f, total = ops.joined(fs), outer.total()
-    if after is not None:
-        total = less_outer(total, f, after)
-    return Sums(f, total, dweight, dbias)
+    return Sums(ops.joined(fs), outer.total(), dweight, dbias)
 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:

@@ -94,8 +94,6 @@ class Layout:
         # The same room for every chunk, so that it stays in cache. A tracer or a dispatch mode may
         # keep what it sees, so that its memory must not be used again.
         self.room = Scratch(view, dtype, keeps=self.tells).room
-        # The mean that was asked about last, and whether it spares centring.
-        self._spares: tuple[Tensor, bool] | None = None
 
     def spares_centring(self, mean: Tensor, cov: Tensor) -> bool:
         """Whether products may take the tiles as they lie, and have the mean's share taken off
@@ -105,11 +103,9 @@ class Layout:
             return False
         if not self.chunks or any([chunk.tile is None for chunk in self.chunks]):
             return False
-        if self._spares is None or self._spares[0] is not mean:
-            variance = cov.diagonal(dim1=-2, dim2=-1)
-            excess = torch.sub(mean.square(), variance, alpha=MOST_DEVIATIONS**2)
-            self._spares = mean, excess.max().item() <= 0
-        return self._spares[1]
+        variance = cov.diagonal(dim1=-2, dim2=-1)
+        excess = torch.sub(mean.square(), variance, alpha=MOST_DEVIATIONS**2)
+        return excess.max().item() <= 0
 
     def cut(self, view: Tensor) -> list[Chunk]:
         """The chunks of an (N, K, c, S) view; of nothing there are none."""

@@ -22,11 +22,11 @@ def _average(quantity: Callable[[Epoch], float]) -> Callable[[Result], float]:
 
 
 def _rise_of_test_loss(result: Result) -> float:
-    """From its least to its last, as a factor; from nothing to something there is none."""
+    """From its least to its last, as a factor: infinite from nothing to something."""
     losses = [epoch.test_loss for epoch in result.epochs]
     last, least = losses[-1], min(losses)
     if least == 0:  # logits so far apart that float32 has no loss for them
-        return math.inf if last > 0 else 1.0
+        return 1.0 if last == 0 else math.inf * last
     return last / least
 
 
