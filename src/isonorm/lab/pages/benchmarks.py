@@ -21,6 +21,8 @@ _TITLES = {
     "gpu-dbn16": "DBN in groups of 16 on a GPU",
     "gpu-dbn64": "DBN in groups of 64 on a GPU",
     "gpu-float32-high": "Whitening layers on a GPU, float32",
+    "gpu-plain-high": "IterNorm and the paper's algorithm in plain torch on a GPU, TF32",
+    "gpu-plain-highest": "IterNorm and the paper's algorithm in plain torch on a GPU, float32",
     "mnist-large-batch": "Large batches of MNIST with LARS, LAMB and LANS",
     "mnist-normalizations": "Normalizations of activations and of weights on MNIST",
     "monitor": "What watching a network costs",
