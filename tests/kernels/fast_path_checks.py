@@ -41,9 +41,9 @@ def two_steps(layer, x, dy, residual) -> list[torch.Tensor]:
     return [*found, layer.eval()(x)]
 
 
-def make(shape, dtype, layout="channels_last"):
+def make(shape, dtype, layout="channels_last", device=DEVICE):
     fmt = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-    tensors = [torch.randn(shape, device=DEVICE).to(dtype) for _ in range(3)]
+    tensors = [torch.randn(shape, device=device).to(dtype) for _ in range(3)]
     tensors[0] = 2 * tensors[0] + 1
     return [t.contiguous(memory_format=fmt) for t in tensors]
 
@@ -165,6 +165,24 @@ def check_saved_tensors() -> None:
             y = layer(x, residual)
         assert any(layer._answers.values()), "the fast path was not taken"
         for g, w in zip(torch.autograd.grad(y, leaves, dy), want, strict=True):
+            torch.testing.assert_close(g, w)
+
+
+def check_negated(device=DEVICE) -> None:
+    """Numbers that torch keeps as their negatives, as those of ``z.conj().imag`` are."""
+    layer = isonorm.IterNorm(4, group_size=2, act="silu", device=device)
+    given = make((5, 4, 3, 2), torch.float32, device=device)
+
+    def step(x, dy, residual) -> list[torch.Tensor]:
+        leaves = [x.detach().requires_grad_(), residual.detach().requires_grad_()]
+        y = layer(*leaves)
+        return [y, *torch.autograd.grad(y, [*leaves, layer.weight, layer.bias], dy)]
+
+    want = step(*given)
+    for number in range(len(given)):
+        negated = [torch._neg_view(-t) if i == number else t for i, t in enumerate(given)]
+        assert negated[number].is_neg()
+        for g, w in zip(step(*negated), want, strict=True):
             torch.testing.assert_close(g, w)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -9,9 +10,14 @@ import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
+from isonorm.kernels import choose, native
 from isonorm.operation import Operation
 from isonorm.recovery import Affine
 from isonorm.roots import METHODS
+
+needs_native_code = pytest.mark.skipif(
+    native.why_not(torch.float32) is not None, reason=str(native.why_not(torch.float32))
+)
 
 C = 8  # in groups of 3: 3, 3 and a last one of 2; in 4 groups of 2
 FEW = (5, C, 4, 5)
@@ -121,6 +127,11 @@ def assert_same(explicit: dict[str, Tensor], reference: dict[str, Tensor], toler
 def assert_paths_agree(x: Tensor, area, operation, parameters=None, recovery=Affine) -> None:
     if parameters is None:
         parameters = [torch.randn(x.shape[1], dtype=torch.float64) for _ in range(2)]
-    explicit = passes("torch", x, area, operation, parameters, recovery)
     reference = passes("reference", x, area, operation, parameters, recovery)
-    assert_same(explicit, reference, 1e-10)
+    for backend in explicit_paths(x, area, operation):
+        assert_same(passes(backend, x, area, operation, parameters, recovery), reference, 1e-10)
+
+
+def explicit_paths(x: Tensor, area, operation: Operation) -> list[str]:
+    """Plain torch's, and that in native code where there is one."""
+    return ["torch"] + ["native"] * (choose(operation, area, x).backend == "native")

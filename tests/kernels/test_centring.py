@@ -106,7 +106,8 @@ def test_what_is_copied_in_any_case_is_centred(x, group_size, answers):
 def test_a_mean_that_is_not_a_number_is_not_near_zero(value, answers):
     x = white(0)
     x[0, 0, 0] = value
-    y, _ = isonorm.functional.iter_norm(x, group_size=4)
+    with isonorm.backend("torch"):
+        y, _ = isonorm.functional.iter_norm(x, group_size=4)
     assert answers and not any(answers)
     assert y[:, :4].isnan().any() and y[:, 4:].isfinite().all()
 

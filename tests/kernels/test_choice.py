@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
-from isonorm.kernels import INTERPRETING, choose
+from isonorm.kernels import INTERPRETING, LARGEST_NATIVE_GROUP, choose, native
 from isonorm.operation import Operation
+from tests.kernels.paths import needs_native_code
 
 WHITEN, AREA = operations.whiten(), areas.batch(2)
 X = torch.randn(6, 4)
@@ -26,50 +28,71 @@ def chosen(operation: Operation = WHITEN) -> str:
     return choose(operation, AREA, X).backend
 
 
-def test_plain_torch_runs_on_a_cpu_and_says_why():
-    if INTERPRETING:
-        pytest.skip("the interpreter stands in for a GPU")
+not_interpreting = pytest.mark.skipif(INTERPRETING, reason="the interpreter stands in for a GPU")
+#: What nothing but plain torch runs on a CPU, and the word of the reason that tells why.
+PLAIN = {
+    "another dtype": (WHITEN, AREA, X.bfloat16(), "bfloat16"),
+    "no matrices": (operations.standardize(), AREA, X, "whitens groups of channels"),
+    "features that are groups": (WHITEN, areas.group(2), X, "whitens groups of channels"),
+    "large groups": (WHITEN, areas.batch(), torch.randn(4, LARGEST_NATIVE_GROUP + 1), "not 129"),
+    "another device": (WHITEN, AREA, X.to("meta"), "the input is on meta"),
+}
+
+
+@not_interpreting
+@needs_native_code
+def test_native_code_runs_on_a_cpu():
+    assert choose(WHITEN, AREA, X) == ("native", "a C compiler is there")
+    assert choose(WHITEN, AREA, X.double()).backend == "native"
+    assert choose(WHITEN, areas.instance(2), X).backend == "native"
+    with isonorm.backend("native"):
+        assert choose(WHITEN, AREA, X) == ("native", "asked for")
+
+
+@not_interpreting
+@pytest.mark.parametrize(("operation", "area", "x", "why"), PLAIN.values(), ids=PLAIN.keys())
+def test_plain_torch_runs_the_rest_and_says_why(operation, area, x, why):
+    choice = choose(operation, area, x)
+    assert choice.backend == "torch" and why in choice.reason
+    with isonorm.backend("native"), pytest.raises(RuntimeError, match=f"'native' .*{why}"):
+        choose(operation, area, x)
+
+
+@not_interpreting
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@needs_native_code
+def test_what_is_watched_or_exported_is_plain_torch():
+    """Who counts operations sees them, and who loads a trace need not have native code."""
+
+    class Noting(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            noted.append(choose(WHITEN, AREA, x))
+            return 2 * x
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    noted: list = []
+    with Watching():
+        Noting()(X)
+    torch.jit.trace(Noting(), X, check_trace=False)
+    torch.export.export(Noting(), (X,))
+    watched, traced, *exported = noted
+    assert watched.backend == traced.backend == "torch"
+    assert "watched" in watched.reason and "exported" in traced.reason
+    assert exported and all(choice.backend != "native" for choice in exported)
+
+
+@needs_native_code
+def test_native_code_runs_or_gives_the_reason(monkeypatch):
+    with isonorm.backend("native"):
+        normalize(X, area=AREA, operation=WHITEN)
+        monkeypatch.setattr(native, "why_not", lambda dtype: "there is no GCC")
+        with pytest.raises(RuntimeError, match="'native' was asked for, but there is no GCC"):
+            normalize(X, area=AREA, operation=WHITEN)
     choice = choose(WHITEN, AREA, X)
-    assert choice.backend == "torch"
-    assert "cpu" in choice.reason
-
-
-def test_a_backend_asked_for_by_name_runs():
-    with isonorm.backend("reference"):
-        assert choose(WHITEN, AREA, X) == ("reference", "asked for")
-    with isonorm.backend("torch"):
-        assert choose(WHITEN, AREA, X) == ("torch", "asked for")
-
-
-def test_contexts_nest_and_restore():
-    outside = chosen()
-    with isonorm.backend("reference"):
-        with isonorm.backend("torch"):
-            assert chosen() == "torch"
-            with pytest.raises(KeyError), isonorm.backend("reference"):
-                raise KeyError
-            assert chosen() == "torch"
-        assert chosen() == "reference"
-    assert chosen() == outside
-
-
-def test_a_wrong_name_is_explained_and_changes_nothing():
-    with isonorm.backend("reference"):
-        with (
-            pytest.raises(ValueError, match=r"must be one of auto, reference.*got 'cuda'"),
-            isonorm.backend("cuda"),
-        ):
-            pass
-        assert chosen() == "reference"
-
-
-def test_triton_runs_or_gives_the_reason():
-    """Float64 has no kernel, on any machine."""
-    with (
-        isonorm.backend("triton"),
-        pytest.raises(RuntimeError, match="backend='triton' was asked for, but the"),
-    ):
-        normalize(X.double(), area=AREA, operation=WHITEN)
+    assert INTERPRETING or choice == ("torch", "there is no GCC")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +110,8 @@ def test_the_reference_runs_under_transforms(transform):
 
     with isonorm.backend("torch"):
         transform(function)(torch.randn(3, 2))
-    assert seen == {("reference", True)}
-    assert chosen() == "torch"
+        assert seen == {("reference", True)}
+        assert chosen() == "torch"
 
 
 def test_the_reference_runs_in_forward_mode():
@@ -134,4 +157,5 @@ for name in ("torch", "cuda"):
     )
     asked, then, wrong = result.stdout.splitlines()
     assert (asked, then) == ("reference", "torch")
-    assert wrong == "ISONORM_BACKEND must be one of auto, reference, torch, triton; got 'cuda'."
+    names = "auto, reference, torch, native, triton"
+    assert wrong == f"ISONORM_BACKEND must be one of {names}; got 'cuda'."

@@ -113,6 +113,7 @@ for number in range(len(LAYERS)):
 check_what_changes()
 check_what_is_replaced()
 check_saved_tensors()
+check_negated()
 check_transforms()
 check_operators()
 check_tracers()

@@ -2,6 +2,7 @@
 
 ``reference``  plain, differentiable torch, written like the papers; right under every transform
 ``torch``      the explicit forward and backward in plain torch, on any device
+``native``     the same in C, on a CPU, for groups of channels that are whitened
 ``triton``     the same in Triton kernels, on a GPU
 """
 
@@ -21,7 +22,7 @@ from torch.autograd import forward_ad
 from ..area import Area
 from ..operation import Operation
 
-BACKENDS = ("auto", "reference", "torch", "triton")
+BACKENDS = ("auto", "reference", "torch", "native", "triton")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Whether Triton's interpreter stands in for a GPU, as in the tests.
@@ -29,6 +30,9 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 #: The largest group the kernels take, and the largest where they need more shared memory: for full
 #: whitening, for a recovery applied after the kernels and, in float32, for a fused activation.
 LARGEST_GROUP, LARGEST_DEMANDING_GROUP = 128, 64
+#: The largest group that native code takes: larger ones are products that torch's libraries cut up
+#: for the caches better.
+LARGEST_NATIVE_GROUP = 128
 #: Kernels that go channel by channel write two sums per channel; with fewer positions than this,
 #: that traffic is not negligible.
 FEWEST_POSITIONS = 16
@@ -50,11 +54,11 @@ _requested = _checked(os.environ.get("ISONORM_BACKEND", "auto"), "ISONORM_BACKEN
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Runs the block with one implementation: "auto", "reference", "torch" or "triton".
+    """Runs the block with one implementation: "auto", "reference", "torch", "native" or "triton".
 
-    "reference" always runs; "triton" runs, or the call raises with the reason; "torch" leaves to
-    the reference what only that can do (``choose`` tells). The choice is the process's, as
-    ``torch.set_float32_matmul_precision`` is, not the thread's.
+    "reference" always runs; "native" and "triton" run, or the call raises with the reason; "torch"
+    leaves to the reference what only that can do (``choose`` tells). The choice is the process's,
+    as ``torch.set_float32_matmul_precision`` is, not the thread's.
 
     >>> from isonorm import area, operation
     >>> with backend("reference"):
@@ -116,16 +120,25 @@ def choose(operation: Operation, area: Area, x: Tensor, colors: bool = False) ->
     """The implementation for a training pass, and the reason for it."""
     if _requested == "reference":
         return Choice("reference", "asked for")
+    fast = _requested if _requested in ("native", "triton") else _fast_on(x.device)
     backend, reason = "reference", _why_reference(operation, area)
     if reason is None:
         if _requested == "torch":
             return Choice("torch", "asked for")
-        backend, reason = "torch", _why_not_triton(area, operation, x, colors)
+        if fast == "native":
+            backend, reason = "torch", _why_not_native(area, operation, x)
+        else:
+            backend, reason = "torch", _why_not_triton(area, operation, x, colors)
     if reason is None:
-        return Choice("triton", "asked for" if _requested == "triton" else "a GPU is there")
-    if _requested == "triton":
-        raise RuntimeError(f"backend='triton' was asked for, but {reason}.")
+        there = "a C compiler is there" if fast == "native" else "a GPU is there"
+        return Choice(fast, "asked for" if _requested == fast else there)
+    if _requested == fast:
+        raise RuntimeError(f"backend={fast!r} was asked for, but {reason}.")
     return Choice(backend, reason)
+
+
+def _fast_on(device: torch.device) -> str:
+    return "native" if device.type == "cpu" and not INTERPRETING else "triton"
 
 
 def has_room_for_activation(operation: Operation, area: Area, x: Tensor) -> bool:
@@ -162,6 +175,27 @@ def _why_reference(operation: Operation, area: Area) -> str | None:
         # The compiler of torch 2.8 can call this, but not trace the built-in repr.
         return f"{operation.__repr__()} is not made of means and covariances"
     return None
+
+
+def _why_not_native(area: Area, operation: Operation, x: Tensor) -> str | None:
+    """What keeps native code from running, if anything."""
+    if is_traced() or torch.compiler.is_exporting():
+        return "what is exported may run where there is no native code"
+    if x.device.type != "cpu":
+        return f"the input is on {x.device.type}, and native code runs on a CPU"
+    if not operation.is_matrix or area.features != "channels":
+        return "native code whitens groups of channels, and nothing else"
+    if x.dtype not in (torch.float32, torch.float64):
+        return f"native code takes float32 and float64 input, not {x.dtype}"
+    size = area.num_features(x.shape[1])
+    if size > LARGEST_NATIVE_GROUP:
+        return f"native code takes groups up to {LARGEST_NATIVE_GROUP} channels, not {size}"
+    # A compiler has an operator, in which nothing else looks on.
+    if not torch.compiler.is_compiling() and is_watched(x):
+        return "what is done to this tensor is watched, and native code cannot be"
+    from . import native
+
+    return native.why_not(x.dtype)
 
 
 def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -> str | None:

@@ -8,6 +8,8 @@ that double backward is exact.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,7 +57,15 @@ def _check_devices(x: Tensor, *others: Tensor | None) -> None:
             )
 
 
+def as_stored(tensor: Any) -> Any:
+    """With the numbers that lie in memory: those of ``z.conj().imag`` are the negative of what
+    torch says they are, which nobody who takes addresses would see.
+    """
+    return None if tensor is None else tensor.resolve_neg()
+
+
 def _forward(x, weight, bias, color, residual, plan: Plan) -> tuple[Tensor | None, ...]:
+    x, weight, bias, color, residual = map(as_stored, (x, weight, bias, color, residual))
     with surroundings(x):
         y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan, residual)
     return (y, *saved)
@@ -65,6 +75,8 @@ def _backward(
     dy, dmean, dcov, x, weight, bias, color, extra, saved: Saved, plan: Plan, has_residual: bool,
     wanted: bool = True,
 ):  # fmt: skip
+    dy, x, weight, bias = map(as_stored, (dy, x, weight, bias))
+    color, extra = map(as_stored, (color, extra))
     recovery = recovery_of(weight, bias, color)
     with surroundings(x):
         return explicit.backward(

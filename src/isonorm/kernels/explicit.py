@@ -11,9 +11,9 @@ Where features are channels γ (or a coloring Γ) is part of A. Elsewhere (layer
 position) it varies along the samples: steps 4 and 6 then see γ·dy for dy, and step 4 sums dy and
 dy·x̂ per channel besides. Across ranks, the sums of steps 1 and 4 are added, in one collective each.
 
-The steps themselves are ``plain`` or ``gpu``: this module only walks through them. Tensors that
-belong to problems travel packed: as they are for one block, the usual case; flat, one after the
-other, for two.
+The steps themselves are ``plain``, ``native`` or ``gpu``: this module only walks through them.
+Tensors that belong to problems travel packed: as they are for one block, the usual case; flat, one
+after the other, for two.
 
 Kernels may fuse what follows, y = act(A(x − μ) + β + residual): step 3 then writes that, and steps
 4 and 6 see act′·dy for dy, which is the residual's gradient, too.
@@ -59,6 +59,10 @@ def _steps(backend: str) -> ModuleType:
         from . import gpu
 
         return gpu
+    if backend == "native":
+        from . import native
+
+        return native
     return plain
 
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 def is_open(x: Tensor) -> bool:
     """Whether the fast path is available: Triton is installed and not overruled by ``backend``, the
-    input is a plain tensor on the current GPU (or the interpreter stands in for one), and no
-    compiler, tracer, transform, forward mode or inference mode is active.
+    input is a plain tensor on the current GPU (or the interpreter stands in for one), stored as it
+    is, and no compiler, tracer, transform, forward mode or inference mode is active.
     """
     if torch.compiler.is_compiling() or not (x.is_cuda or kernels.INTERPRETING):
         return False
     if not kernels.HAS_TRITON:
         return False
-    if kernels.is_watched(x) or kernels.requested() not in ("auto", "triton"):
+    if kernels.is_watched(x) or x.is_neg() or kernels.requested() not in ("auto", "triton"):
         return False
     if kernels.why_not_explicit() is not None or torch.is_inference_mode_enabled():
         return False
@@ -123,7 +123,10 @@ class _Step(torch.autograd.Function):
             )
         else:
             wanted = ctx.needs_input_grad[0]
-            dx, dweight, dbias, g = ctx.prepared.backward(dy, x, weight, bias, extra, keep, wanted)
+            stored = dy.resolve_neg()  # see ``autograd.as_stored``
+            dx, dweight, dbias, g = ctx.prepared.backward(
+                stored, x, weight, bias, extra, keep, wanted
+            )
             dweight, dbias = _as(weight, dweight), _as(bias, dbias)
             dresidual = dy if g is None else g
         return *_for_inputs(ctx, dx, dweight, dbias, dresidual), None

@@ -145,11 +145,7 @@ def apply(
             z = recovery.scale(z, block)
             part.values.copy_(z) if bias is None else add_into(part.values, z, bias)
         return
-    a, shift = folded(recovery, w, block), None
-    if bias is not None:
-        shift = bias.view(-1, w.shape[1], 1)
-        if not plan.area.spans_batch:  # every example has problems of its own
-            shift = shift.repeat(w.shape[0] // shift.shape[0], 1, 1)
+    a, shift = folded(recovery, w, block), shift_of(recovery, block, w)
     if after is not None:
         shared = torch.bmm(a, after.unsqueeze(-1))
         shift = shared.neg_() if shift is None else shift - shared
@@ -252,6 +248,15 @@ def backward_apply(
             g = ops.made(recovery.scale(g.values.to(ops.dtype), block))
         terms = (ops.part(a, rows), g), (ops.part(slope, rows), tile)
         ops.write(part, *terms, shift=ops.part(shift, rows))
+
+
+def shift_of(recovery: Recovery, block: Block, w: Tensor) -> Tensor | None:
+    """β as (b, d, 1), for the problems of W (b, d, d), if there is one."""
+    if recovery.bias is None:
+        return None
+    shift = block.part(recovery.bias).to(w.dtype).view(-1, w.shape[1], 1)
+    # Where every example has problems of its own, once for each.
+    return shift if len(shift) == len(w) else shift.repeat(len(w) // len(shift), 1, 1)
 
 
 def folded(recovery: Recovery, w: Tensor, block: Block) -> Tensor:

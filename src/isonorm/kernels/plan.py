@@ -128,9 +128,17 @@ class Plan:
     )
 
     def root(self, d: int, device: torch.device) -> Root | None:
-        """The root of a whitening with more than one feature; None where W is one reciprocal
-        square root.
+        """The root of a whitening with more than one feature, as this plan's implementation has
+        it; None where W is one reciprocal square root.
         """
+        root = self._root(d, device)
+        if root is None or self.backend != "native":
+            return root
+        from .native import in_native_code
+
+        return in_native_code(root)
+
+    def _root(self, d: int, device: torch.device) -> Root | None:
         root = self.operation.root if "d" in self.area.roles and d > 1 else None
         return None if root is None else root.on(device)
 
@@ -165,14 +173,14 @@ class Plan:
 
         Not where statistics come from all ranks: the kernels begin with this rank's own sums.
         """
-        root = self.root(d, device)
+        root = self._root(d, device)
         if self.backend != "triton" or self.group or not isinstance(root, Recurrence):
             return False
         largest = LARGEST_SHORT_ROOT if is_short(root) else LARGEST_ROOT
         return d <= largest and len(root.steps) in FUSED_STEPS[root.name]
 
     def memo_shape(self, b: int, d: int, device: torch.device) -> tuple[int, ...]:
-        root = self.root(d, device)
+        root = self._root(d, device)
         if self.fuses_root(d, device):
             assert isinstance(root, Recurrence)
             steps = len(root.steps)

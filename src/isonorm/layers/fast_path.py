@@ -36,7 +36,9 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
     """
     if torch.compiler.is_compiling():
         return _train_traced(norm, x, residual)
-    if not fast_path.is_open(x) or (residual is not None and type(residual) is not Tensor):
+    if not fast_path.is_open(x):
+        return None
+    if residual is not None and (type(residual) is not Tensor or residual.is_neg()):
         return None
     parameters, averages = norm._parameters, None
     weight, bias = parameters.get("weight"), parameters.get("bias")

@@ -1,0 +1,148 @@
+"""The C compiler's part: sources → a shared library for this CPU, once, kept in the user's cache.
+
+A library's name is a digest of all that it depends on, so that a new version of isonorm, of the
+compiler or of torch, or another kind of CPU that shares the folder, builds its own. It appears
+there complete or not at all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+HERE = Path(__file__).parent
+SOURCES = ("passes.c", "newton.c")
+HEADERS = ("multiply.h", "tile.h")
+#: Seconds after which a compiler is taken to hang.
+PATIENCE = 120
+
+#: How C calls torch's types, and their bytes.
+REALS = {torch.float32: ("float", 4), torch.float64: ("double", 8)}
+#: Bytes in a vector, and the flags, of what torch finds a CPU capable of; elsewhere 16 and none.
+CAPABILITIES = {
+    "AVX512": (64, ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma")),
+    "AVX2": (32, ("-mavx2", "-mfma")),
+}
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fopenmp")
+
+
+class Unavailable(Exception):
+    """Why no library can be built here, in words that follow "because"."""
+
+
+class Failed(Exception):
+    """The compiler's own reason."""
+
+
+class Toolchain(NamedTuple):
+    compiler: tuple[str, ...]
+    version: str
+    openmp: Path
+
+
+def library(dtype: torch.dtype, shared: bool = True) -> Path:
+    """The library for numbers of that type; built, if nobody has yet. One that is not ``shared``
+    is built anew and stays this process's own.
+    """
+    real, bytes_each = REALS[dtype]
+    tools = _toolchain()
+    width, own = CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), (16, ()))
+    flags = (*FLAGS, *own, f"-DREAL={real}", f"-DLANES={width // bytes_each}")
+    digest = hashlib.sha256(repr((tools, flags, platform.machine(), platform.libc_ver())).encode())
+    for name in SOURCES + HEADERS:
+        digest.update((HERE / name).read_bytes())
+    name = f"native-{real}-{digest.hexdigest()[:16]}.so"
+    if shared:
+        try:
+            found = _cache() / name
+            if found.exists():
+                return found
+            found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _build(tools, flags, found)
+        except (OSError, RuntimeError):  # no home, or none to write to
+            pass
+    return _build(tools, flags, _own_folder() / name)
+
+
+def _toolchain() -> Toolchain:
+    """CC if that is GCC, as the sources are written for it; else ``gcc``."""
+    if sys.platform != "linux":
+        raise Unavailable(f"native code is built on Linux, and this is {sys.platform}")
+    for compiler in (shlex.split(os.environ.get("CC", "")), ["gcc"]):
+        if compiler and shutil.which(compiler[0]):
+            try:
+                version = _run([*compiler, "--version"])
+            except (Failed, OSError):
+                continue
+            if "Free Software Foundation" in version:
+                return Toolchain(tuple(compiler), version.split("\n")[0], _openmp())
+    raise Unavailable("there is no GCC to build native code with, neither as CC nor as gcc")
+
+
+def _openmp() -> Path:
+    """The OpenMP library that torch's threads belong to: with one of its own, the library's threads
+    would wait beside torch's, each taking the others' cores.
+    """
+    beside = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    if beside:
+        return beside[0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith(("libgomp.", "libgomp-", "libiomp5.", "libomp.")):
+            return path
+    raise Unavailable("torch was built without OpenMP")
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "isonorm"
+
+
+@cache
+def _own_folder() -> Path:
+    """This process's, gone when it ends."""
+    folder = tempfile.mkdtemp(prefix="isonorm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _build(tools: Toolchain, flags: tuple[str, ...], target: Path) -> Path:
+    """Compiled beside its place and moved there: several processes may do so at once."""
+    with tempfile.TemporaryDirectory(prefix="building-", dir=target.parent) as folder:
+        made, objects = Path(folder) / target.name, []
+        for source in SOURCES:
+            objects.append(str(Path(folder) / f"{source}.o"))
+            _run([*tools.compiler, *flags, "-c", str(HERE / source), "-o", objects[-1]])
+        # Without -fopenmp, which here would add the compiler's own library.
+        _run([*tools.compiler, "-shared", *objects, str(tools.openmp), "-lm", "-o", str(made)])
+        os.replace(made, target)
+    return target
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=os.environ | {"LC_ALL": "C"},
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{command[0]} did not end within {PATIENCE} seconds") from None
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        raise Failed(f"{command[0]} failed: {errors[0].strip()}")
+    return done.stdout

@@ -1,0 +1,249 @@
+"""The explicit path in C: where tiles and chunks end, in vectors of any width, by any number of
+threads. That it is the reference in every layout, ``test_explicit`` asks as of plain torch.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+import isonorm
+from isonorm import area as areas
+from isonorm import operation as operations
+from isonorm.functional import normalize
+from isonorm.kernels import LARGEST_NATIVE_GROUP
+from isonorm.kernels.native import build, library
+from isonorm.kernels.plan import FUSED_STEPS
+from isonorm.recovery import Affine
+from isonorm.roots import make_root
+from isonorm.roots.newton import reference as paper
+from tests.kernels.fast_path_checks import check_negated
+from tests.kernels.paths import (
+    assert_paths_agree,
+    assert_same,
+    channels_last,
+    contiguous,
+    correlated,
+    needs_native_code,
+    passes,
+    transposed,
+)
+
+pytestmark = [needs_native_code, pytest.mark.usefixtures("poisoned_memory")]
+
+NEWTON = operations.whiten("newton")
+#: Around one vector, two, and what matrices are padded to; and the largest.
+GROUP_SIZES = [2, 3, 7, 8, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 127, LARGEST_NATIVE_GROUP]
+
+
+def tile(group_size: int) -> int:
+    """Samples in a tile, as ``tile.h`` has it."""
+    return 8192 // (-(-group_size // 16) * 16) // 16 * 16
+
+
+def chunk(group_size: int) -> int:
+    """Samples in a chunk, as ``passes.c`` has it."""
+    padded = -(-group_size // 16) * 16
+    return -(-max(16384, 16 * padded**2) // padded // tile(group_size)) * tile(group_size)
+
+
+@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_groups_of_any_size(group_size, layout):
+    """Two of them and a last one that is smaller."""
+    x = layout(correlated(3, 2 * group_size + group_size // 2, 43))
+    assert_paths_agree(x, areas.batch(group_size), NEWTON)
+    assert_paths_agree(x, areas.instance(group_size), NEWTON)
+
+
+ENDS = {
+    "one less than a tile": tile(16) - 1,
+    "a tile": tile(16),
+    "a sample more": tile(16) + 1,
+    "one less than a chunk": chunk(16) - 1,
+    "a chunk": chunk(16),
+    "another sample": chunk(16) + 1,
+    "chunks and a half": 5 * chunk(16) // 2,
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [contiguous, channels_last, transposed], ids=lambda layout: layout.__name__
+)
+@pytest.mark.parametrize("examples", [1, 3, "all"])
+@pytest.mark.parametrize("samples", ENDS.values(), ids=ENDS.keys())
+def test_tiles_and_chunks_end_anywhere(samples, examples, layout):
+    """Within an example, or with a few samples of each."""
+    n = samples if examples == "all" else examples
+    x = layout(correlated(n, 18, -(-samples // n)))
+    assert_paths_agree(x, areas.batch(16), NEWTON)
+
+
+def test_no_samples_are_no_problem():
+    for shape in ((0, 4, 5), (3, 4, 0)):
+        x = torch.randn(shape, requires_grad=True)
+        with isonorm.backend("native"):
+            y, statistics = normalize(x, area=areas.instance(2), operation=NEWTON)
+        (dx,) = torch.autograd.grad(y, x, torch.randn_like(y))
+        assert y.shape == dx.shape == shape
+        assert not statistics.mean.any() and not statistics.cov.any()
+
+
+@pytest.fixture
+def one_thread_again():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread_again")
+@pytest.mark.parametrize("area", [areas.batch(24), areas.instance(24)], ids=repr)
+def test_threads_do_not_change_a_bit(area, monkeypatch):
+    monkeypatch.setattr(library, "LEAST_TO_SHARE", 1)
+    x = correlated(5, 60, 23, 29).float()
+    parameters = [torch.randn(60), torch.randn(60)]
+    found = []
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        found.append(passes("native", x, area, NEWTON, parameters))
+    for name, one in found[0].items():
+        assert all(torch.equal(several[name], one) for several in found[1:]), name
+
+
+@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_vectors_of_every_width(dtype, capability, monkeypatch):
+    """Of those that this CPU has."""
+    order = ["DEFAULT", "AVX2", "AVX512"]
+    own = torch.backends.cpu.get_cpu_capability()
+    if own not in order or order.index(capability) > order.index(own):
+        pytest.skip(f"this CPU has {own}")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    library.load.cache_clear()
+    try:
+        path = build.library(dtype)
+        monkeypatch.undo()
+        assert build.library(dtype) != path or own == capability
+        parameters = [torch.rand(40) + 0.5, torch.randn(40)]
+        for layout in (contiguous, channels_last):
+            x = layout(correlated(3, 40, 43).to(dtype))
+            for area in (areas.batch(19), areas.instance(19)):
+                got = passes("native", x, area, NEWTON, [p.to(dtype) for p in parameters])
+                exact = [p.double() for p in parameters]
+                want = passes("reference", x.double(), area, NEWTON, exact)
+                tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}[dtype]
+                assert_same({name: value.double() for name, value in got.items()}, want, tolerance)
+    finally:
+        library.load.cache_clear()
+
+
+@pytest.mark.parametrize("num_iters", FUSED_STEPS["newton"])
+def test_newton_is_the_papers_and_its_derivative_autograds(num_iters):
+    """Of a padded matrix, of one with an eigenvalue of zero, and of a large one."""
+    root = make_root("newton", num_iters)
+    sigma = torch.stack([torch.cov(correlated(90, 21).T) for _ in range(3)])
+    sigma[1, 3] = sigma[1, :, 3] = 0
+    sigma[2] *= 1e6
+    dw = torch.randn_like(sigma)
+    leaf = sigma.clone().requires_grad_()
+    want = paper(leaf, num_iters) if num_iters <= 7 else root(leaf)
+    (dsigma,) = torch.autograd.grad(want, leaf, dw)
+    w, memo = library.newton(sigma, num_iters)
+    assert memo.shape == root.memo_shape(3, 21)
+    got = library.newton_backward(dw, sigma, w, memo, num_iters)
+    for problem in range(3):
+        symmetric = (dsigma[problem] + dsigma[problem].mT) / 2
+        for g, e in ((w[problem], want[problem]), (got[problem], symmetric)):
+            assert (g - e).norm() < 1e-11 * e.norm()
+    assert torch.equal(got, got.mT)
+
+
+def test_float32_is_as_accurate_as_plain_torch():
+    """Against float64; with means of several deviations, and gradients that have one."""
+    x = channels_last(correlated(64, 32, 20, 20) + 5).float()
+    dy, parameters = torch.randn_like(x) + 1, [torch.rand(32) + 0.5, torch.randn(32)]
+
+    def found(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [t.detach().to(dtype).requires_grad_() for t in (x, *parameters)]
+        with isonorm.backend(backend):
+            y, statistics = normalize(
+                inputs[0], area=areas.batch(32), operation=NEWTON, recovery=Affine(*inputs[1:])
+            )
+        return [y, statistics.cov, *torch.autograd.grad(y, inputs, dy.to(dtype))]
+
+    exact = found("reference", torch.float64)
+    plain, native = (found(backend, torch.float32) for backend in ("torch", "native"))
+    for mine, other, want in zip(native, plain, exact, strict=True):
+        assert (mine - want).norm() < 2 * (other - want).norm()
+
+
+@pytest.mark.parametrize("mean", [1e4, 1e6])
+def test_a_mean_far_from_zero_cancels_nothing(mean):
+    """In several chunks, of which one is unlike the others."""
+    x = correlated(8, 4, 64, 64) + mean
+    x[0] += 100
+    x = x.float()
+    with isonorm.backend("native"):
+        _, statistics = normalize(x, area="batch", operation=NEWTON)
+    expected = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
+    error = (statistics.cov[0] - expected).abs().amax() / expected.abs().amax()
+    assert error < 30 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_within_its_group(value):
+    x = torch.randn(6, 8, 3, 5)
+    x[2, 1, 0, 0] = value
+    with isonorm.backend("native"):
+        y, _ = normalize(x, area=areas.batch(4), operation=NEWTON)
+    assert y[:, :4].isnan().all() and y[:, 4:].isfinite().all()
+
+
+def test_without_a_recovery_and_through_the_statistics_alone():
+    x = correlated(6, 10, 7).requires_grad_()
+    dy, dcov, found = torch.randn_like(x), torch.randn(3, 4, 4).double(), []
+    for backend in ("native", "reference"):
+        with isonorm.backend(backend):
+            y, statistics = normalize(x, area=areas.batch(4), operation=NEWTON)
+        (through_y,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        (through_cov,) = torch.autograd.grad(statistics.cov, x, dcov)
+        found.append([y, through_y, through_cov])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_numbers_kept_as_their_negatives():
+    with isonorm.backend("native"):
+        check_negated("cpu")
+
+
+def test_layers_in_several_threads_share_nothing():
+    layers = [isonorm.IterNorm(40, group_size=20) for _ in range(4)]
+    inputs = [torch.randn(8, 40, 11, 11) for _ in layers]
+    expected = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+    found: dict[int, list[Tensor]] = {}
+
+    def work(number: int) -> None:
+        found[number] = [layers[number](inputs[number]) for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(layers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, want in enumerate(expected):
+        assert all(torch.equal(y, want) for y in found[number])
+
+
+def test_wrong_operands_are_refused_before_they_reach_c():
+    run = library.Pass(areas.batch(4), torch.randn(3, 1, 4, 5))
+    mean, cov = run.moments()
+    for wrong in (mean[:, :3], mean.expand(2, 4), mean.double(), cov[:, :3]):
+        with pytest.raises(AssertionError):
+            run.sums(torch.randn(3, 1, 4, 5), wrong)
+    for wrong in (torch.randn(3, 1, 4, 4), torch.randn(3, 1, 4, 5).double()):
+        with pytest.raises(AssertionError):
+            run.sums(wrong, mean)

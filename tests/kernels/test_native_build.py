@@ -1,0 +1,153 @@
+"""How native code comes to be: compiled once, shared, and done without where that is not to be."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import isonorm
+from isonorm.kernels import INTERPRETING, choose, native
+from isonorm.kernels.native import build, library
+from tests.kernels.paths import needs_native_code
+
+pytestmark = [needs_native_code]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """A user's folder in which nothing has been built; what is loaded from it is forgotten."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build, "_own_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))  # a fifth of the time
+    library.load.cache_clear()
+    yield tmp_path / "isonorm"
+    library.load.cache_clear()
+
+
+def program(folder: Path, name: str, script: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def gcc() -> str:
+    return build._toolchain().compiler[0]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def normalizes() -> bool:
+    """Whether a layer whitens, by whichever implementation."""
+    y = isonorm.IterNorm(4, num_iters=20)(torch.randn(512, 4))
+    return torch.allclose(y.T @ y / 512, torch.eye(4), atol=1e-3)
+
+
+def test_a_library_is_built_once_for_the_user_alone(cache, monkeypatch):
+    assert native.why_not(torch.float32) is None and normalizes()
+    (name,) = files(cache)
+    assert name.startswith("native-float-") and name.endswith(".so")
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    library.load.cache_clear()
+    monkeypatch.setattr(build, "_build", lambda *_: pytest.fail("built again"))
+    assert native.why_not(torch.float32) is None and normalizes()
+
+
+def test_other_sources_and_compilers_build_their_own(cache, tmp_path, monkeypatch):
+    first = build.library(torch.float32)
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    assert build.library(torch.float32) != first
+    monkeypatch.setenv("CC", str(program(tmp_path, "own-cc", f'exec {gcc()} "$@"')))
+    assert build.library(torch.float32) != first
+    assert len(files(cache)) == 3
+
+
+def test_without_a_compiler_plain_torch_runs(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "there is no GCC" in str(native.why_not(torch.float32))
+    choice = choose(isonorm.operation.whiten(), isonorm.area.batch(), torch.randn(4, 2))
+    assert INTERPRETING or (choice.backend == "torch" and "there is no GCC" in choice.reason)
+    assert normalizes() and not files(cache)
+
+
+def test_another_compiler_named_by_cc_is_not_asked(tmp_path, monkeypatch):
+    """The sources are GCC's: with CC=clang, gcc compiles them, if it is there."""
+    other = program(tmp_path, "clang", 'test "$1" = --version && echo clang version 19 || exit 1')
+    monkeypatch.setenv("CC", f"{other} -m64")
+    assert build._toolchain().compiler == ("gcc",)
+    monkeypatch.setenv("CC", f"{gcc()} -DUNUSED=1")
+    assert build._toolchain().compiler == (gcc(), "-DUNUSED=1")
+
+
+BROKEN = {
+    "fails": ("echo no space left: error >&2; exit 1", "failed: no space left: error"),
+    "hangs": ("exec sleep 60", "did not end within"),
+    "writes nothing": ("exit 0", "No such file"),
+}
+
+
+@pytest.mark.parametrize(("script", "why"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_compiler_is_told_once_and_plain_torch_runs(
+    cache, script, why, tmp_path, monkeypatch
+):
+    version = 'test "$1" = --version && echo Free Software Foundation && exit 0'
+    monkeypatch.setenv("CC", str(program(tmp_path, "broken-cc", f"{version}\n{script}")))
+    monkeypatch.setattr(build, "PATIENCE", 0.5)
+    with pytest.warns(RuntimeWarning, match="plain torch whitens.*ISONORM_BACKEND=torch") as told:
+        assert why in str(native.why_not(torch.float32))
+    assert why in str(told[0].message)
+    assert normalizes() and not files(cache)  # and no second warning, which would be an error
+
+
+@pytest.mark.parametrize("home", ["a file", "nowhere"])
+def test_where_no_cache_can_be_a_process_builds_its_own(home, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    if home == "nowhere":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    else:
+        (tmp_path / "home").write_text("not a folder")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert native.why_not(torch.float32) is None and normalizes()
+    assert [path.name[:13] for path in tmp_path.glob("*.so")] == ["native-float-"]
+
+
+def test_a_damaged_library_is_replaced(cache, tmp_path):
+    path = build.library(torch.float32)
+    path.write_bytes(b"\x7fELF, and no more of it")
+    assert native.why_not(torch.float32) is None and normalizes()
+    assert [path.name for path in tmp_path.glob("*.so")] == [path.name]
+
+
+def test_many_processes_may_build_at_once(cache, tmp_path):
+    """One of them is killed while it does so."""
+    slow = program(tmp_path, "slow-cc", f'sleep 0.3; exec {gcc()} "$@"')
+    command = [
+        sys.executable,
+        "-c",
+        "import torch; from isonorm.kernels.native import why_not; print(why_not(torch.float32))",
+    ]
+    environment = os.environ | {"CC": str(slow)}
+    running = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    while not files(cache):
+        assert running[0].poll() is None
+    running[0].kill()
+    assert [process.communicate()[0] for process in running[1:]] == ["None\n"] * 2
+    libraries = [name for name in files(cache) if name.endswith(".so")]
+    assert len(libraries) == 1
+    running[0].communicate()
