@@ -24,6 +24,7 @@ def poisoned_memory(monkeypatch):
 
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
 
 
 @pytest.fixture(params=["centred", "as they lie"])

@@ -63,6 +63,17 @@ def test_a_library_is_built_once_for_the_user_alone(cache, monkeypatch):
     assert native.why_not(torch.float32) is None and normalizes()
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_what_others_can_write_is_not_run(cache, tmp_path, mode):
+    cache.mkdir()
+    planted = cache / build.library(torch.float32).name
+    planted.write_bytes(b"\x7fELF, and worse")
+    cache.chmod(mode)
+    assert build.library(torch.float32).parent == tmp_path
+    assert native.why_not(torch.float32) is None and normalizes()
+    assert files(cache) == [planted.name] and planted.read_bytes() == b"\x7fELF, and worse"
+
+
 def test_other_sources_and_compilers_build_their_own(cache, tmp_path, monkeypatch):
     first = build.library(torch.float32)
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))

@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -67,10 +68,7 @@ def library(dtype: torch.dtype, shared: bool = True) -> Path:
     if shared:
         try:
             found = _cache() / name
-            if found.exists():
-                return found
-            found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _build(tools, flags, found)
+            return found if found.exists() else _build(tools, flags, found)
         except (OSError, RuntimeError):  # no home, or none to write to
             pass
     return _build(tools, flags, _own_folder() / name)
@@ -106,8 +104,14 @@ def _openmp() -> Path:
 
 
 def _cache() -> Path:
+    """The user's folder, where nobody else can put what would be run here."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "isonorm"
+    folder = (Path(base) if base else Path.home() / ".cache") / "isonorm"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others can write to {folder}")
+    return folder
 
 
 @cache
