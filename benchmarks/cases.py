@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import isonorm
+from isonorm.kernels import Choice, choose
 
 from . import plain
 
@@ -17,8 +18,9 @@ SHAPES = ((32, 64, 56, 56), (32, 256, 14, 14), (256, 512), (8, 48, 17, 17))
 GROUP_SIZES = (16, 64, None)  # None: all channels together
 NUM_ITERS = 5
 
-ITERNORM, LOOPED, BATCHED, BATCHNORM, DBN = (
+ITERNORM, IN_TORCH, LOOPED, BATCHED, BATCHNORM, DBN = (
     "isonorm.IterNorm",
+    "the same in torch",
     "plain looped",
     "plain batched",
     "BatchNorm",
@@ -75,6 +77,18 @@ def _iternorm(case: Case) -> nn.Module:
     return isonorm.IterNorm(case.channels, group_size=case.group_size, num_iters=NUM_ITERS)
 
 
+class _InTorch(isonorm.IterNorm):
+    """As where there is no compiler for native code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with isonorm.backend("torch"):
+            return super().forward(x)
+
+
+def _iternorm_in_torch(case: Case) -> nn.Module:
+    return _InTorch(case.channels, group_size=case.group_size, num_iters=NUM_ITERS)
+
+
 def _dbn(case: Case) -> nn.Module:
     return isonorm.DBN(case.channels, group_size=case.group_size, method="zca")
 
@@ -101,16 +115,28 @@ CANDIDATES = (
     Candidate(BATCHED, _batched, _looped),
     Candidate(BATCHNORM, _batchnorm, _single),
 )
+FALLBACK = Candidate(IN_TORCH, _iternorm_in_torch, _looped)
 # Exact whitening multiplies rounding by the condition of Σ, so in float32 its error says nothing
 # about the algorithm.
 EXACT = Candidate(DBN, _dbn, _zca, checked_in=torch.float64)
 
 
 def candidates(case: Case, with_dbn: bool = False) -> list[Candidate]:
-    """Who competes in a case. DBN does only where its reference has a gradient: with more samples
-    than features.
+    """Who competes in a case: IterNorm in plain torch, too, where that is not what runs by itself,
+    and DBN where its reference has a gradient: with more samples than features.
     """
-    return [*CANDIDATES, EXACT] if with_dbn and case.samples > case.group_size else list(CANDIDATES)
+    competing = list(CANDIDATES)
+    if implementation(case).backend == "native":
+        competing.append(FALLBACK)
+    if with_dbn and case.samples > case.group_size:
+        competing.append(EXACT)
+    return competing
+
+
+def implementation(case: Case) -> Choice:
+    """What runs IterNorm in a case, and why."""
+    operation, area = isonorm.operation.whiten(), isonorm.area.batch(case.group_size)
+    return choose(operation, area, torch.empty(case.shape))
 
 
 class Inputs(NamedTuple):

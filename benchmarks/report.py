@@ -16,7 +16,7 @@ import torch
 
 import isonorm
 
-from .cases import BATCHED, BATCHNORM, LOOPED, NUM_ITERS, Case
+from .cases import BATCHED, BATCHNORM, LOOPED, NUM_ITERS, Case, implementation
 from .measure import Spread, ratio, spread
 from .targets import Verdict
 
@@ -176,6 +176,7 @@ def _case(measured: Measurement) -> dict:
     return {
         "shape": list(measured.case.shape),
         "group_size": measured.case.group_size,
+        "implementation": implementation(measured.case)._asdict(),
         "layers": {
             layer: {
                 "time": spread(times)._asdict(),

@@ -16,6 +16,8 @@ from benchmarks.cases import (
     BATCHED,
     CANDIDATES,
     EXACT,
+    FALLBACK,
+    IN_TORCH,
     ITERNORM,
     LOOPED,
     SHAPES,
@@ -23,11 +25,14 @@ from benchmarks.cases import (
     Case,
     Gradients,
     all_cases,
+    candidates,
+    implementation,
     make_inputs,
     training_step,
 )
-
-MIB = 2**20
+from isonorm.kernels import native
+from isonorm.kernels import plain as plain_steps
+from tests.kernels.paths import needs_native_code
 
 
 @pytest.mark.parametrize("module", [cases, cpu, measure, targets])
@@ -107,6 +112,21 @@ def test_every_layer_of_a_case_gets_the_same_step():
         )
 
 
+@needs_native_code
+def test_what_runs_without_a_compiler_competes_where_it_is_something_else(monkeypatch):
+    ran = []
+    monkeypatch.setattr(plain_steps, "apply", lambda *_: ran.append("torch"))
+    monkeypatch.setattr(native, "apply", lambda *_: ran.append("native"))
+    case = Case((4, 6, 3, 3), 3)
+    assert candidates(case) == [*CANDIDATES, FALLBACK]
+    x = make_inputs(case).x
+    for candidate in (CANDIDATES[0], FALLBACK):
+        candidate.layer(case)(x)
+    assert ran == ["native", "torch"]
+    large = Case((4, 130, 2, 2), 130)
+    assert implementation(large).backend == "torch" and candidates(large) == [*CANDIDATES]
+
+
 # --- the meters -----------------------------------------------------------------------------------
 
 
@@ -134,7 +154,7 @@ class Spoiled(plain.PlainIterNorm):
         return super().forward(x) * 1.001
 
 
-@pytest.mark.parametrize("candidate", [*CANDIDATES, EXACT], ids=lambda c: c.name)
+@pytest.mark.parametrize("candidate", [*CANDIDATES, FALLBACK, EXACT], ids=lambda c: c.name)
 def test_every_candidate_passes_its_check(candidate):
     case = Case((8, 7, 5, 5), 3)
     errors = check.Checker(case, make_inputs(case)).errors(candidate)
@@ -218,6 +238,9 @@ def test_a_run_prints_a_table_and_writes_a_record(tmp_path, capsys):
         and record["hardware"]["cpu"]
     )
     assert [case["group_size"] for case in record["cases"]] == [3, 6]
+    runs = {case["implementation"]["backend"] for case in record["cases"]}
+    others = record["cases"][0]["layers"].keys() - {c.name for c in CANDIDATES}
+    assert (runs, others) in (({"native"}, {IN_TORCH}), ({"torch"}, set()))
     layer = record["cases"][0]["layers"][ITERNORM]
     assert layer["time"]["n"] == 2 and layer["peak_bytes"] > 0
     assert layer["time_ratios"].keys() == layer["peak_ratios"].keys()
