@@ -10,6 +10,7 @@ Index legend: b problems, d features, m samples.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .area import Area
+
+#: Features of a problem below which a CPU's libraries add products one after the other, so that
+#: rounding grows with the number of samples, up to a thousandfold: those are added in float64.
+FEW_FEATURES = 16
+
+#: Samples beyond which a CPU's products are cut, and their parts added: the same for many features.
+MOST_SAMPLES = 1 << 14
 
 
 class Statistics(NamedTuple):
@@ -76,10 +84,24 @@ def measure(problems: Tensor, center: bool = True) -> Statistics:
     """The statistics of a (b, d, m) tensor, in its dtype, written as the definition."""
     m = problems.shape[-1]
     if not center:
-        return Statistics(m, torch.zeros_like(problems[..., 0]), problems @ problems.mT / m)
+        return Statistics(m, torch.zeros_like(problems[..., 0]), _second_sums(problems) / m)
     mean = problems.mean(-1)
     centred = problems - mean.unsqueeze(-1)
-    return about_mean(Statistics(m, mean, centred @ centred.mT / m), centred.mean(-1))
+    return about_mean(Statistics(m, mean, _second_sums(centred) / m), centred.mean(-1))
+
+
+def _second_sums(x: Tensor) -> Tensor:
+    if adds_in_float64(x.shape[-2], x):
+        wide = x.double()
+        return (wide @ wide.mT).to(x.dtype)
+    if x.device.type != "cpu" or torch.compiler.is_compiling():  # where m may be a symbol
+        return x @ x.mT
+    return reduce(Tensor.add, [part @ part.mT for part in x.split(MOST_SAMPLES, -1)])
+
+
+def adds_in_float64(d: int, x: Tensor) -> bool:
+    """Whether sums of products of so many features need more than the numbers' own precision."""
+    return 1 < d < FEW_FEATURES and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def about_mean(about_pivot: Statistics, delta: Tensor) -> Statistics:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.area import Area
@@ -13,6 +14,7 @@ from isonorm.functional import dbn, iter_norm, normalize
 from isonorm.recovery import Affine
 from isonorm.roots import METHODS
 from tests.functional.helpers import WHITENING, correlated, double, gradients
+from tests.kernels.paths import needs_native_code
 
 
 def plain_problems(area: Area, x: Tensor) -> list[tuple[tuple, Tensor]]:
@@ -87,6 +89,43 @@ def test_whitened_output_is_white(method, dtype, backend):
     for group in y.double().split(32, dim=1):
         error = torch.cov(group.mT, correction=0) - torch.eye(32, dtype=torch.float64)
         assert error.norm() / 32**0.5 < TOLERANCE[dtype]
+
+
+def hard(m: int, d: int) -> Tensor:
+    """m samples of d features in float32, with condition 1e4."""
+    white = torch.randn(m, d, dtype=torch.float64)
+    white = torch.linalg.qr(white - white.mean(0)).Q * m**0.5
+    rotation = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+    return (white * torch.logspace(0, -2, d, dtype=torch.float64) @ rotation.mT).float()
+
+
+#: Sums so long that how they are added decides: of few features, of many, and in one example.
+LONG = {
+    "2 of 100352": (100352, 2, 1),
+    "3 of 100352": (100352, 3, 1),
+    "11 of 100352": (100352, 11, 1),
+    "8 of 4 examples": (25000, 8, 4),
+    "2 of 512": (512, 2, 1),
+    "16 of 2 long examples": (400000, 16, 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["reference", "torch", pytest.param("native", marks=needs_native_code)]
+)
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize(("m", "d", "examples"), LONG.values(), ids=LONG.keys())
+def test_many_samples_are_added_without_loss(m, d, examples, layout, name):
+    """The errors of Σ are magnified by its condition: they must stay below 2e-7."""
+    samples = hard(m, d)
+    x = samples.view(examples, -1, d).transpose(1, 2)
+    if layout == "rows":
+        x = x.contiguous()
+    with isonorm.backend(name):
+        y, _ = normalize(x, area="batch", operation=operations.whiten("zca"), eps=0.0)
+    white = y.double().transpose(1, 2).reshape(m, d)
+    error = torch.cov(white.mT, correction=0) - torch.eye(d, dtype=torch.float64)
+    assert error.norm() / d**0.5 < TOLERANCE[torch.float32] / 2
 
 
 def test_iter_norm_and_dbn_are_compositions():

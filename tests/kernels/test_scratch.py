@@ -151,7 +151,7 @@ def test_what_a_dispatch_mode_keeps_is_not_used_again():
             return result
 
     products: list[tuple[torch.Tensor, torch.Tensor]] = []
-    layer, x = isonorm.IterNorm(8, group_size=4), torch.randn(6, 8, 12, 12)
+    layer, x = isonorm.IterNorm(32, group_size=16), torch.randn(6, 32, 12, 12)
     layer(x)
     with Keeping():
         layer(x)

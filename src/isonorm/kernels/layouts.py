@@ -23,6 +23,9 @@ from .tiles import Chunk, Layout, add_into, viewed
 #: Positions from which a product per example beats gathering examples first.
 MIN_ROW_LENGTH = 128
 
+#: Samples from which a sum of products apart takes no time beside the products.
+LONG_PRODUCT = 1 << 12
+
 #: Numbers in a group's tile up to which copying a product beats writing it where it belongs: on a
 #: CPU torch makes products one by one whose places lie apart.
 MOST_TO_COPY = 1 << 13
@@ -55,6 +58,9 @@ class Scalar(Layout):
 
     def total(self, tile: Tensor) -> Tensor:
         return tile.sum(self.area.axes("m")).reshape(-1, 1)
+
+    def cut_samples(self, tile: Tensor) -> Sequence[Tensor]:
+        return [tile]  # torch's own sums are of sums
 
     def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         return (left * right).sum(self.area.axes("m")).reshape(-1, 1, 1)
@@ -124,14 +130,14 @@ class Rows(Layout):
 
     def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         room = None  # what is not summed is the result
-        if self.spans_batch:
+        if self.spans_batch and left.dtype == self.dtype:
             room = self.room(purpose, (*left.shape[:2], right.shape[1]))
         return torch.bmm(left, right.mT, out=room)
 
     def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
         if to.shape[0] != left.shape[0]:
             to = to[: left.shape[0]]
-        to.baddbmm_(left, right.mT)
+        _add_product(to, left, right.mT)
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         found = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -167,7 +173,7 @@ class Gathered(Layout):
         return torch.bmm(left, right.mT)
 
     def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
-        to.baddbmm_(left, right.mT)
+        _add_product(to, left, right.mT)
 
     def write(
         self, chunk: Chunk, *terms: tuple[Tensor, Tensor], shift: Tensor | None = None
@@ -184,6 +190,8 @@ class Gathered(Layout):
 
 class Columns(Layout):
     """(K, n·S, c): features lie together, so that products act from the right."""
+
+    along = 1
 
     def target(self, chunk: Chunk) -> Tensor | None:
         n, k, c, s = chunk.values.shape
@@ -214,7 +222,7 @@ class Columns(Layout):
         return torch.bmm(left.mT, right)
 
     def add_outer(self, left: Tensor, right: Tensor, to: Tensor) -> None:
-        to.baddbmm_(left.mT, right)
+        _add_product(to, left.mT, right)
 
     def product(
         self, matrix: Tensor, tile: Tensor, shift: Tensor | None, out: Tensor | None = None
@@ -225,6 +233,16 @@ class Columns(Layout):
 
     def add_product(self, matrix: Tensor, tile: Tensor, to: Tensor) -> None:
         to.baddbmm_(tile, matrix.mT)
+
+
+def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
+    """to += left·right. A long product is made apart: a CPU's libraries add it to what is there
+    block by block, and each time round it to that sum's precision.
+    """
+    if not left.is_cpu or left.shape[-1] < LONG_PRODUCT:
+        to.baddbmm_(left, right)
+    else:
+        to += torch.bmm(left, right)
 
 
 def layout(area: Area, view: Tensor, dtype: torch.dtype) -> Layout:

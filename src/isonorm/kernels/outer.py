@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..statistics import adds_in_float64
 from .layouts import Rows
 from .tiles import Layout
 
@@ -25,13 +26,18 @@ class Outer:
         self.parts: list[Tensor] = []
 
     def add(self, left: Tensor, right: Tensor) -> None:
-        if self.parts and self.ops.spans_batch:
-            self.ops.add_outer(left, right, to=self.parts[0])
-        else:
-            self.parts.append(self.ops.outer(left, right, self.purpose))
+        if adds_in_float64(self.ops.d, left):
+            left, right = left.double(), right.double()
+        first = not (self.parts and self.ops.spans_batch)
+        for part in zip(self.ops.cut_samples(left), self.ops.cut_samples(right), strict=True):
+            if first:
+                self.parts.append(self.ops.outer(*part, self.purpose))
+            else:
+                self.ops.add_outer(*part, to=self.parts[-1])
+            first = False
 
     def total(self) -> Tensor:
-        return self.ops.joined(self.parts)
+        return self.ops.joined(self.parts).to(self.ops.dtype)
 
 
 class Square:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..area import Area
+from ..statistics import MOST_SAMPLES
 from . import is_watched
 from .scratch import Scratch
 
@@ -73,6 +74,9 @@ class Layout:
     """The words every layout speaks, for the passes over one (N, K, c, S) view, and the memory they
     share.
     """
+
+    #: The axis of a tile that samples are on.
+    along = -1
 
     def __init__(
         self, area: Area, view: Tensor, dtype: torch.dtype, example: tuple[int, int, int]
@@ -192,6 +196,12 @@ class Layout:
     def total(self, tile: Tensor) -> Tensor:
         """A chunk's part of Σ over samples, which ``joined`` turns into (b, d)."""
         raise NotImplementedError
+
+    def cut_samples(self, tile: Tensor) -> Sequence[Tensor]:
+        """The tile in parts of so few samples that products of them may be added up one by one."""
+        if not tile.is_cpu or tile.numel() <= MOST_SAMPLES:
+            return [tile]
+        return tile.split(MOST_SAMPLES, self.along)
 
     def outer(self, left: Tensor, right: Tensor, purpose: str) -> Tensor:
         """A chunk's part of Σ left·rightᵀ, in a form that ``add_outer`` adds to, and which
