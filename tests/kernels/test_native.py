@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import isonorm
 from isonorm import area as areas
@@ -124,9 +125,9 @@ def test_vectors_of_every_width(dtype, capability, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     library.load.cache_clear()
     try:
-        path = build.library(dtype)
+        path = next(build.libraries(dtype))
         monkeypatch.undo()
-        assert build.library(dtype) != path or own == capability
+        assert next(build.libraries(dtype)) != path or own == capability
         parameters = [torch.rand(40) + 0.5, torch.randn(40)]
         for layout in (contiguous, channels_last):
             x = layout(correlated(3, 40, 43).to(dtype))
@@ -238,12 +239,112 @@ def test_layers_in_several_threads_share_nothing():
         assert all(torch.equal(y, want) for y in found[number])
 
 
-def test_wrong_operands_are_refused_before_they_reach_c():
-    run = library.Pass(areas.batch(4), torch.randn(3, 1, 4, 5))
+@pytest.mark.usefixtures("one_thread_again")
+def test_threads_that_share_problems_have_their_own_room(monkeypatch):
+    monkeypatch.setattr(library, "LEAST_TO_SHARE", 1)
+    x = torch.randn(64, 48, 100)
+    sigma, found = x @ x.mT / 100, []
+    for threads in (1, 4):
+        torch.set_num_threads(threads)
+        w, memo = library.newton(sigma, 5)
+        found.append([w, memo, library.newton_backward(sigma, sigma, w, memo, 5)])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("d", [4, 16, 64])
+@pytest.mark.parametrize("layout", [contiguous, channels_last, torch.clone])
+def test_sums_over_samples_are_added_without_loss(layout, d):
+    """A cotangent with a mean, and many samples: what is left of its sum is rounding."""
+    x = correlated(20000, d) if layout is torch.clone else layout(correlated(50, d, 20, 20))
+    run = library.Pass(areas.batch(d), areas.flat(x.float()).unsqueeze(1))
+    dy = torch.full_like(run.x, 0.1)
+    mean, _ = run.moments()
+    f, _ = run.sums(dy, mean)
+    exact = dy.double().sum((0, 3))
+    assert ((f - exact).norm() / exact.norm()) < 1.5e-6
+
+
+def test_an_output_whose_features_lie_apart_is_written_where_they_are():
+    """By columns, as x lies, to rows."""
+    x = torch.randn(2, 1, 5, 7).transpose(2, 3).contiguous().transpose(2, 3)
+    run = library.Pass(areas.batch(5), x)
     mean, cov = run.moments()
-    for wrong in (mean[:, :3], mean.expand(2, 4), mean.double(), cov[:, :3]):
-        with pytest.raises(AssertionError):
+    out = torch.full((2, 1, 5, 7), torch.nan)
+    run.apply(out, mean, cov, mean)
+    want = cov @ (x - mean[:, :, None]) + mean[:, :, None]
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+
+
+class Wrapped(Tensor):
+    """A tensor around another, which has the numbers."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor):
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def unwrapped(value):
+            return value.inner if isinstance(value, cls) else value
+
+        return func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs or {}))
+
+
+@pytest.mark.parametrize("which", ["weight", "bias", "dy"])
+def test_tensors_that_wrap_others_are_computed_with(which):
+    x, dy = torch.randn(8, 6, 4, requires_grad=True), torch.randn(8, 6, 4)
+    given = {"weight": torch.rand(6), "bias": torch.randn(6)}
+
+    def step(given, dy) -> list[Tensor]:
+        y, _ = isonorm.functional.iter_norm(x, group_size=4, **given)
+        return [y, *torch.autograd.grad(y, x, dy)]
+
+    want = step(given, dy)
+    if which == "dy":
+        dy = Wrapped(dy)
+    else:
+        given[which] = Wrapped(given[which])
+    for g, w in zip(step(given, dy), want, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_autograds_zeros_which_have_no_memory_are_zeros():
+    x = torch.randn(8, 6, 4, requires_grad=True)
+    zeros = torch._efficientzerotensor(x.shape)
+    y, _ = isonorm.functional.iter_norm(x, bias=torch._efficientzerotensor(6))
+    (dx,) = torch.autograd.grad(y, x, zeros)
+    assert y.isfinite().all() and not dx.any()
+
+
+def test_freed_memory_is_not_read():
+    freed = torch.randn(8, 6, 4)
+    leaf = torch.randn(8, 6, 4, requires_grad=True)
+    saved = 1 * leaf
+    y, _ = isonorm.functional.iter_norm(saved)
+    for tensor in (freed, saved):
+        tensor.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="was freed before"):
+        isonorm.functional.iter_norm(freed)
+    with pytest.raises(RuntimeError, match="was freed before"):
+        torch.autograd.grad(y, leaf, torch.randn_like(y))
+
+
+def test_wrong_operands_are_refused_before_they_reach_c():
+    x = torch.randn(3, 1, 4, 5)
+    run = library.Pass(areas.batch(4), x)
+    mean, cov = run.moments()
+    for wrong in (mean[:, :3], mean.expand(2, 4), mean.double(), cov[:, :3], mean.to("meta")):
+        with pytest.raises(ValueError, match=r"native code expected torch\.float32 of shape"):
             run.sums(torch.randn(3, 1, 4, 5), wrong)
     for wrong in (torch.randn(3, 1, 4, 4), torch.randn(3, 1, 4, 5).double()):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ValueError, match=r"of shape \(3, 1, 4, 5\)"):
             run.sums(wrong, mean)
+    w, memo = library.newton(cov, 3)
+    for wrong in (memo[:1], memo.double()):
+        with pytest.raises(ValueError, match=r"of shape \(2, 2, 1, 4, 4\)"):
+            library.newton_backward(w, cov, w, wrong, 3)
+    with pytest.raises(ValueError, match="groups of 129 channels"):
+        library.Pass(areas.batch(129), torch.randn(3, 1, 129, 5))

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -66,20 +67,25 @@ def test_a_library_is_built_once_for_the_user_alone(cache, monkeypatch):
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_what_others_can_write_is_not_run(cache, tmp_path, mode):
     cache.mkdir()
-    planted = cache / build.library(torch.float32).name
+    planted = cache / next(build.libraries(torch.float32)).name
     planted.write_bytes(b"\x7fELF, and worse")
     cache.chmod(mode)
-    assert build.library(torch.float32).parent == tmp_path
+    assert next(build.libraries(torch.float32)).parent == tmp_path
     assert native.why_not(torch.float32) is None and normalizes()
     assert files(cache) == [planted.name] and planted.read_bytes() == b"\x7fELF, and worse"
 
 
+def test_the_compiler_has_no_complaints(monkeypatch):
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-Wall", "-Wextra", "-Werror"))
+    assert next(build.libraries(torch.float32)).exists()
+
+
 def test_other_sources_and_compilers_build_their_own(cache, tmp_path, monkeypatch):
-    first = build.library(torch.float32)
+    first = next(build.libraries(torch.float32))
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    assert build.library(torch.float32) != first
+    assert next(build.libraries(torch.float32)) != first
     monkeypatch.setenv("CC", str(program(tmp_path, "own-cc", f'exec {gcc()} "$@"')))
-    assert build.library(torch.float32) != first
+    assert next(build.libraries(torch.float32)) != first
     assert len(files(cache)) == 3
 
 
@@ -102,7 +108,45 @@ def test_another_compiler_named_by_cc_is_not_asked(tmp_path, monkeypatch):
     assert build._toolchain().compiler == (gcc(), "-DUNUSED=1")
 
 
+def test_a_cc_that_is_no_command_is_passed_over(monkeypatch):
+    monkeypatch.setenv("CC", "gcc'")
+    assert build._toolchain().compiler == ("gcc",)
+
+
+def test_what_a_killed_process_left_is_tidied_up(cache):
+    for name, age in (("building-old", 11 * build.PATIENCE), ("building-new", 0)):
+        folder = cache / name
+        folder.mkdir(parents=True)
+        (folder / "passes.c.o").touch()
+        then = time.time() - age
+        os.utime(folder, (then, then))
+    cache.chmod(0o700)
+    assert native.why_not(torch.float32) is None
+    left = files(cache)
+    assert left[0] == "building-new" and left[1].endswith(".so") and len(left) == 2
+
+
+def test_a_process_that_was_forked_leaves_its_parents_folder():
+    """The parent's own libraries are there as long as it is."""
+    script = """
+import os, sys
+from isonorm.kernels.native import build
+folder = build._own_folder()
+child = os.fork()
+if not child:
+    sys.exit()
+os.waitpid(child, 0)
+print(folder.is_dir(), folder)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    kept, folder = told.split()
+    assert kept == "True" and not Path(folder).exists()
+
+
 BROKEN = {
+    "tells in no known letters": (r"printf '\377 error\n' >&2; exit 1", "failed: \ufffd error"),
     "fails": ("echo no space left: error >&2; exit 1", "failed: no space left: error"),
     "hangs": ("exec sleep 60", "did not end within"),
     "writes nothing": ("exit 0", "No such file"),
@@ -135,11 +179,18 @@ def test_where_no_cache_can_be_a_process_builds_its_own(home, tmp_path, monkeypa
     assert [path.name[:13] for path in tmp_path.glob("*.so")] == ["native-float-"]
 
 
-def test_a_damaged_library_is_replaced(cache, tmp_path):
-    path = build.library(torch.float32)
-    path.write_bytes(b"\x7fELF, and no more of it")
+@pytest.mark.parametrize(
+    "damage",
+    [lambda _: b"\x7fELF, and no more of it", lambda whole: whole[:40], lambda _: b""],
+    ids=["other bytes", "cut off", "empty"],
+)
+def test_a_damaged_library_is_replaced(cache, tmp_path, damage):
+    path = next(build.libraries(torch.float32))
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
     assert native.why_not(torch.float32) is None and normalizes()
-    assert [path.name for path in tmp_path.glob("*.so")] == [path.name]
+    assert path.read_bytes() == whole and files(cache) == [path.name]
+    assert not list(tmp_path.glob("*.so"))
 
 
 def test_many_processes_may_build_at_once(cache, tmp_path):

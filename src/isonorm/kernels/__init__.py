@@ -179,7 +179,7 @@ def _why_reference(operation: Operation, area: Area) -> str | None:
 
 def _why_not_native(area: Area, operation: Operation, x: Tensor) -> str | None:
     """What keeps native code from running, if anything."""
-    if is_traced() or torch.compiler.is_exporting():
+    if is_traced():
         return "what is exported may run where there is no native code"
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}, and native code runs on a CPU"

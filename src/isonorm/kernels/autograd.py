@@ -8,6 +8,7 @@ that double backward is exact.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ def run(
     if plan.backend == "triton":
         if not explicit.is_dense(x):
             x = x.clone()  # once, rather than in forward and in backward
-        _check_devices(x, weight, bias, residual)
         watched = watched or is_watched(x)
     if watched:
         y, *saved = _forward_op(x, weight, bias, color, residual, plan.encode())
@@ -47,25 +47,25 @@ def run(
     return y, Saved(count, mean, cov, w, memo)
 
 
-def _check_devices(x: Tensor, *others: Tensor | None) -> None:
-    """Kernels take addresses as they are."""
-    for other in others:
-        if other is not None and other.device != x.device:
-            raise ValueError(
-                f"the input is on {x.device}, but its layer's parameters or its residual are on "
-                f"{other.device}: move them together."
-            )
-
-
 def as_stored(tensor: Any) -> Any:
-    """With the numbers that lie in memory: those of ``z.conj().imag`` are the negative of what
-    torch says they are, which nobody who takes addresses would see.
+    """With numbers that lie in memory as they are, for whoever takes addresses: those of
+    ``z.conj().imag`` are the negative of what lies there, and autograd's zeros lie nowhere.
     """
-    return None if tensor is None else tensor.resolve_neg()
+    if tensor is None:
+        return None
+    return tensor.new_zeros(tensor.shape) if tensor._is_zerotensor() else tensor.resolve_neg()
+
+
+def _within_reach(plan: Plan, *tensors: Tensor | None) -> Plan:
+    """The plan for these tensors: what wraps others, or is watched, has no address to give."""
+    if plan.backend != "native" or not any(t is not None and is_watched(t) for t in tensors):
+        return plan
+    return replace(plan, backend="torch")
 
 
 def _forward(x, weight, bias, color, residual, plan: Plan) -> tuple[Tensor | None, ...]:
     x, weight, bias, color, residual = map(as_stored, (x, weight, bias, color, residual))
+    plan = _within_reach(plan, x, weight, bias, color)
     with surroundings(x):
         y, saved = explicit.forward(x, recovery_of(weight, bias, color), plan, residual)
     return (y, *saved)
@@ -76,7 +76,8 @@ def _backward(
     wanted: bool = True,
 ):  # fmt: skip
     dy, x, weight, bias = map(as_stored, (dy, x, weight, bias))
-    color, extra = map(as_stored, (color, extra))
+    color, extra, dmean, dcov = map(as_stored, (color, extra, dmean, dcov))
+    plan = _within_reach(plan, dy, x, weight, bias, color, dmean, dcov)
     recovery = recovery_of(weight, bias, color)
     with surroundings(x):
         return explicit.backward(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..area import flat_shape
-from .autograd import differentiable_backward, fake_gradients, is_batched
+from .autograd import as_stored, differentiable_backward, fake_gradients, is_batched
 from .explicit import extra_to_save, is_dense
 from .operators import register, surroundings
 from .plan import Plan
@@ -123,7 +123,7 @@ class _Step(torch.autograd.Function):
             )
         else:
             wanted = ctx.needs_input_grad[0]
-            stored = dy.resolve_neg()  # see ``autograd.as_stored``
+            stored = as_stored(dy)
             dx, dweight, dbias, g = ctx.prepared.backward(
                 stored, x, weight, bias, extra, keep, wanted
             )

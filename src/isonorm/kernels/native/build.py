@@ -17,17 +17,24 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from .. import LARGEST_NATIVE_GROUP
+
 HERE = Path(__file__).parent
 SOURCES = ("passes.c", "newton.c")
 HEADERS = ("multiply.h", "tile.h")
 #: Seconds after which a compiler is taken to hang.
 PATIENCE = 120
+#: How folders begin in which a library is being built.
+BUILDING = "building-"
 
 #: How C calls torch's types, and their bytes.
 REALS = {torch.float32: ("float", 4), torch.float64: ("double", 8)}
@@ -53,32 +60,34 @@ class Toolchain(NamedTuple):
     openmp: Path
 
 
-def library(dtype: torch.dtype, shared: bool = True) -> Path:
-    """The library for numbers of that type; built, if nobody has yet. One that is not ``shared``
-    is built anew and stays this process's own.
+def libraries(dtype: torch.dtype) -> Iterator[Path]:
+    """Libraries for numbers of that type, each to be tried where the one before cannot be loaded:
+    the one in the user's cache, built if nobody has yet; one built in its place, if it was there,
+    but damaged; and this process's own.
     """
     real, bytes_each = REALS[dtype]
     tools = _toolchain()
     width, own = CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), (16, ()))
-    flags = (*FLAGS, *own, f"-DREAL={real}", f"-DLANES={width // bytes_each}")
+    sizes = {"REAL": real, "LANES": width // bytes_each, "MOST_FEATURES": LARGEST_NATIVE_GROUP}
+    flags = (*FLAGS, *own, *(f"-D{name}={value}" for name, value in sizes.items()))
     digest = hashlib.sha256(repr((tools, flags, platform.machine(), platform.libc_ver())).encode())
     for name in SOURCES + HEADERS:
         digest.update((HERE / name).read_bytes())
     name = f"native-{real}-{digest.hexdigest()[:16]}.so"
-    if shared:
-        try:
-            found = _cache() / name
-            return found if found.exists() else _build(tools, flags, found)
-        except (OSError, RuntimeError):  # no home, or none to write to
-            pass
-    return _build(tools, flags, _own_folder() / name)
+
+    with suppress(OSError, RuntimeError):  # no home, or none to write to
+        shared = _cache() / name
+        if shared.exists():
+            yield shared
+        yield _build(tools, flags, shared)
+    yield _build(tools, flags, _own_folder() / name)
 
 
 def _toolchain() -> Toolchain:
     """CC if that is GCC, as the sources are written for it; else ``gcc``."""
     if sys.platform != "linux":
         raise Unavailable(f"native code is built on Linux, and this is {sys.platform}")
-    for compiler in (shlex.split(os.environ.get("CC", "")), ["gcc"]):
+    for compiler in (_words(os.environ.get("CC", "")), ["gcc"]):
         if compiler and shutil.which(compiler[0]):
             try:
                 version = _run([*compiler, "--version"])
@@ -87,6 +96,13 @@ def _toolchain() -> Toolchain:
             if "Free Software Foundation" in version:
                 return Toolchain(tuple(compiler), version.split("\n")[0], _openmp())
     raise Unavailable("there is no GCC to build native code with, neither as CC nor as gcc")
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # quotation that does not end
+        return []
 
 
 def _openmp() -> Path:
@@ -117,30 +133,48 @@ def _cache() -> Path:
 @cache
 def _own_folder() -> Path:
     """This process's, gone when it ends."""
-    folder = tempfile.mkdtemp(prefix="isonorm-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder, owner = tempfile.mkdtemp(prefix="isonorm-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not a process that was forked
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return Path(folder)
 
 
 def _build(tools: Toolchain, flags: tuple[str, ...], target: Path) -> Path:
     """Compiled beside its place and moved there: several processes may do so at once."""
-    with tempfile.TemporaryDirectory(prefix="building-", dir=target.parent) as folder:
+    _tidy(target.parent)
+    with tempfile.TemporaryDirectory(prefix=BUILDING, dir=target.parent) as folder:
         made, objects = Path(folder) / target.name, []
         for source in SOURCES:
             objects.append(str(Path(folder) / f"{source}.o"))
             _run([*tools.compiler, *flags, "-c", str(HERE / source), "-o", objects[-1]])
         # Without -fopenmp, which here would add the compiler's own library.
         _run([*tools.compiler, "-shared", *objects, str(tools.openmp), "-lm", "-o", str(made)])
+        with made.open("rb") as file:  # a part of a library would crash who loads it
+            os.fsync(file.fileno())
         os.replace(made, target)
     return target
+
+
+def _tidy(folder: Path) -> None:
+    """Without what was left by processes that were killed while they built."""
+    for left in folder.glob(f"{BUILDING}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 10 * PATIENCE:
+                shutil.rmtree(left)
 
 
 def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(
             command,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # names of files may be anything
             timeout=PATIENCE,
             env=os.environ | {"LC_ALL": "C"},
         )

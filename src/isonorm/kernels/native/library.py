@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...area import Area
+from .. import LARGEST_NATIVE_GROUP
 from . import build
 
 #: Arithmetic below which more threads take longer than one.
@@ -22,7 +25,8 @@ LEAST_TO_SHARE = 1 << 18
 _View = ctypes.c_int64 * 10
 _pointer, _index, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
-#: Arguments of the functions; numbers are 64 bits wide, threads and flags an int.
+#: Arguments of the functions, in the order that the .c files have them; numbers are 64 bits wide,
+#: threads and flags an int.
 _ARGUMENTS = {
     "room_of": [_View, _int, _int],
     "moments": [_pointer, _View, *[_pointer] * 3, _int],
@@ -37,30 +41,33 @@ _ARGUMENTS = {
 @cache
 def load(dtype: torch.dtype) -> ctypes.CDLL | str:
     """The library for numbers of that type, or why there is none."""
+    error: Exception | None = None
     try:
-        library = _opened(dtype)
-    except build.Unavailable as error:
-        return str(error)
-    except (build.Failed, OSError) as error:  # there is a compiler, so that it is worth a word
-        warnings.warn(
-            f"plain torch whitens on this CPU, which takes longer than native code, because "
-            f"{error}. ISONORM_BACKEND=torch asks for no native code.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return str(error)
+        for path in build.libraries(dtype):
+            try:
+                return _opened(path)
+            except (OSError, AttributeError) as why:  # damaged, or where nothing may be executed
+                error = why
+    except build.Unavailable as why:
+        return str(why)
+    except (build.Failed, OSError) as why:
+        error = why
+    warnings.warn(  # there is a compiler, so that it is worth a word
+        f"plain torch whitens on this CPU, which takes longer than native code, because {error}. "
+        "ISONORM_BACKEND=torch asks for no native code.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return str(error)
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = _index if name.endswith(("room", "room_of")) else None
     return library
-
-
-def _opened(dtype: torch.dtype) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(build.library(dtype)))
-    except OSError:  # damaged, or where nothing may be executed
-        return ctypes.CDLL(str(build.library(dtype, shared=False)))
 
 
 def why_not(dtype: torch.dtype) -> str | None:
@@ -87,25 +94,26 @@ class Pass:
         self.area, self.x = area, view
         n, k, c, s = view.shape
         self.b, self.d, self.m = (k, c, n * s) if area.spans_batch else (n * k, c, s)
+        if self.d > LARGEST_NATIVE_GROUP:
+            raise ValueError(f"groups of {self.d} channels are too large for native code.")
         self._library = _library(view.dtype)
-        self._view = self._strides(view)
+        self._at, self._view = _address(view), self._strides(view)
         self._threads = _threads(view.numel() * c)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The mean (b, d) and the biased covariance (b, d, d)."""
         mean, cov, room = self._vectors(), self._matrices(), self._room(leaves_sums=True)
         self._library.moments(
-            self.x.data_ptr(), self._view, mean.data_ptr(), cov.data_ptr(), room.data_ptr(),
-            self._threads,
+            self._at, self._view, mean.data_ptr(), cov.data_ptr(), room.data_ptr(), self._threads,
         )  # fmt: skip
         return mean, cov
 
     def sums(self, dy: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Σ dy (b, d) and Σ dy(x − μ)ᵀ (b, d, d)."""
         f, outer, room = self._vectors(), self._matrices(), self._room(leaves_sums=True)
-        mean = self._given(mean)
+        mean, strides = self._given(mean), self._strides(dy)
         self._library.sums(
-            self.x.data_ptr(), self._view, dy.data_ptr(), self._strides(dy), mean.data_ptr(),
+            self._at, self._view, _address(dy), strides, mean.data_ptr(),
             f.data_ptr(), outer.data_ptr(), room.data_ptr(), self._threads,
         )  # fmt: skip
         return f, outer
@@ -122,10 +130,10 @@ class Pass:
         """out = A(x − μ) + shift; with dy and slope, Aᵀdy + slope·(x − μ) + shift."""
         mean, a, shift = self._given(mean), self._given(a), self._given(shift)
         slope = None if slope is None else self._given(slope)
+        of_dy = self._view if dy is None else self._strides(dy)
         room = self._room(leaves_sums=False)
         self._library.apply(
-            self.x.data_ptr(), self._view,
-            None if dy is None else dy.data_ptr(), self._view if dy is None else self._strides(dy),
+            self._at, self._view, None if dy is None else _address(dy), of_dy,
             out.data_ptr(), self._strides(out), mean.data_ptr(), a.data_ptr(),
             None if slope is None else slope.data_ptr(), shift.data_ptr(), room.data_ptr(),
             self._threads,
@@ -133,7 +141,7 @@ class Pass:
 
     def _strides(self, view: Tensor) -> Any:
         """As ``struct view`` has them."""
-        assert view.shape == self.x.shape and view.dtype == self.x.dtype
+        _expect(view, self.x.shape, self.x.dtype)
         (n, k, c, s), (of_n, of_k, of_c, of_s) = view.shape, view.stride()
         if self.area.spans_batch:
             return _View(1, k, n, c, s, 0, of_k, of_n, of_c, of_s)
@@ -141,9 +149,10 @@ class Pass:
 
     def _given(self, operand: Tensor) -> Tensor:
         """A (b, d) or (b, d, d) operand as C expects it; whoever calls keeps it alive."""
-        shape = (self.b,) + (self.d,) * (operand.dim() - 1)
-        assert operand.shape == shape and operand.dtype == self.x.dtype
-        return operand.contiguous()
+        _expect(operand, (self.b,) + (self.d,) * (operand.dim() - 1), self.x.dtype)
+        operand = operand.contiguous()
+        _address(operand)
+        return operand
 
     def _vectors(self) -> Tensor:
         return self.x.new_empty((self.b, self.d))
@@ -153,6 +162,22 @@ class Pass:
 
     def _room(self, leaves_sums: bool) -> Tensor:
         return self.x.new_empty(self._library.room_of(self._view, leaves_sums, self._threads))
+
+
+def _expect(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """C reads as much as it is told that there is."""
+    if tensor.shape != torch.Size(shape) or tensor.dtype != dtype or tensor.device.type != "cpu":
+        raise ValueError(
+            f"native code expected {dtype} of shape {tuple(shape)} in the CPU's memory; got "
+            f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}."
+        )
+
+
+def _address(tensor: Tensor) -> int:
+    """Where its numbers are."""
+    if tensor.numel() and not tensor.untyped_storage().data_ptr():
+        raise RuntimeError("a tensor's memory was freed before it was used: nothing is left of it.")
+    return tensor.data_ptr()
 
 
 def newton(sigma: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -170,8 +195,10 @@ def newton(sigma: Tensor, steps: int) -> tuple[Tensor, Tensor]:
 def newton_backward(dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor, steps: int) -> Tensor:
     """dΣ from dW, as ``Recurrence.backward`` gives it."""
     b, d, _ = sigma.shape
-    dw, sigma, w, memo = given = [t.contiguous() for t in (dw, sigma, w, memo)]
-    assert all(t.dtype == sigma.dtype and t.shape[-3:] == sigma.shape for t in given[:3])
+    shapes = [sigma.shape] * 3 + [(max(steps - 1, 0), 2, b, d, d)]
+    for tensor, shape in zip((dw, sigma, w, memo), shapes, strict=True):
+        _expect(tensor, shape, sigma.dtype)
+    dw, sigma, w, memo = (t.contiguous() for t in (dw, sigma, w, memo))
     dsigma = torch.empty_like(sigma)
     library, threads, room = _for_problems(sigma)
     library.newton_backward(

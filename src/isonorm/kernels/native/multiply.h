@@ -1,6 +1,7 @@
 /* Products of matrices of some kilobytes, in vectors of the running CPU.
 
-   The compiler is told REAL, float or double, and LANES, how many are in a vector (see build.py). */
+   The compiler is told REAL, float or double, LANES, how many are in a vector, and MOST_FEATURES, the
+   largest group there is (see build.py). */
 
 #pragma once
 
@@ -27,7 +28,6 @@ typedef REAL vec __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeo
 
 /* What sizes are padded to: a multiple of LANES and of the rows that ``multiply`` takes at once. */
 #define PAD 16
-#define MOST_FEATURES 128
 
 static inline index_t padded(index_t n) { return (n + PAD - 1) / PAD * PAD; }
 static inline index_t least(index_t a, index_t b) { return a < b ? a : b; }

@@ -87,7 +87,8 @@ static void differentiate(
     index_t memo_step, REAL *dsigma, REAL *room)
 {
     const index_t wide = padded(d), size = wide * wide;
-    REAL *z = room, *minus_half = z + size, *dz = minus_half + size, *dp = dz + size;
+    REAL *z = room, *minus_half_z = z + size, *dz = minus_half_z + size, *dp = dz + size;
+    REAL *const minus_half_p = minus_half_z; /* needed before it, and not after */
     REAL *made = dp + size, *both = made + size, *normal = both + size;
     const REAL s = trace(sigma, d);
 
@@ -104,19 +105,19 @@ static void differentiate(
             memcpy(z, normal, size * sizeof(REAL));
         /* dP ← dP·Q + P·dQ, with dQ = −1/2·dZ; P₀ = I does not move. */
         if (k) {
-            pad(memo + (2 * (k - 1) + 1) * memo_step, d, -2, minus_half); /* −1/2·P */
-            product(wide, minus_half, dz, made, 0);
-            scale(size, (REAL)-0.5, z, minus_half); /* −1/2·Z, from here on */
-            step(wide, dp, minus_half, both);
+            pad(memo + (2 * (k - 1) + 1) * memo_step, d, -2, minus_half_p);
+            product(wide, minus_half_p, dz, made, 0);
+            scale(size, (REAL)-0.5, z, minus_half_z);
+            step(wide, dp, minus_half_z, both);
             for (index_t i = 0; i < size; i++) dp[i] = both[i] + made[i];
         } else {
-            scale(size, (REAL)-0.5, z, minus_half);
+            scale(size, (REAL)-0.5, z, minus_half_z);
             scale(size, (REAL)-0.5, dz, dp);
         }
         if (k + 1 == steps) break;
         /* dZ ← Q·dZ·Q + Q·Z·dQ + dQ·Z·Q = X + Xᵀ: both parts of X are products of Z with dZ·Q or
            its transpose, so that one product makes it. */
-        step(wide, dz, minus_half, made);
+        step(wide, dz, minus_half_z, made);
         for (index_t i = 0; i < wide; i++)
             for (index_t j = 0; j < wide; j++)
                 both[i * wide + j] =

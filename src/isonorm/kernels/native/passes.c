@@ -86,7 +86,7 @@ static void chunk_moments(
         gather(problem, v, s, start, count, pivot, lying);
         if (!s->by_columns) turn(lying, s, turned), tile = turned;
         add_columns(tile, s->d, s->d, s->samples, total);
-        multiply(s->d, s->d, s->samples, tile, 1, s->d, tile, s->d, square, s->d, 1, 1);
+        add_products(s->d, s->samples, tile, 1, s->d, tile, square, 1);
     }
 }
 
@@ -161,8 +161,8 @@ static void chunk_sums(
         gather(dy, g, s, start, count, nothing, slopes);
         if (!s->by_columns) turn(lying, s, turned), tile = turned;
         (s->by_columns ? add_columns : add_rows)(slopes, s->width, s->d, s->samples, total);
-        multiply(s->d, s->d, s->samples, slopes, s->by_columns ? 1 : s->width,
-                 s->by_columns ? s->width : 1, tile, s->d, outer, s->d, 1, 0);
+        add_products(s->d, s->samples, slopes, s->by_columns ? 1 : s->width,
+                     s->by_columns ? s->width : 1, tile, outer, 0);
     }
 }
 
@@ -199,8 +199,8 @@ void sums(
 
 /* ---- steps 3 and 6 ------------------------------------------------------------------------- */
 
-/* ``count`` matrices (d, d), the first with this row and column stride, as one of padded rows:
-   side by side, and by columns turned, one below the other. */
+/* A matrix (d, d) with this row and column stride, padded, for products from the left; turned for
+   those by columns, from the right. Beside another, or below it, its rows are ``width`` apart. */
 static void lay_matrix(
     const REAL *matrix, index_t row, index_t column, index_t features, const struct shape *s,
     index_t width, REAL *to)

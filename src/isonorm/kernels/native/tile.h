@@ -13,6 +13,7 @@
 /* Numbers in a tile, about what a core's first cache holds; and with the padding between rows. */
 #define TILE 8192
 #define ROOM (TILE + PAD * MOST_FEATURES)
+_Static_assert(PAD * MOST_FEATURES <= TILE, "a tile has at least PAD samples");
 
 /* The problems of a tensor as it lies: outer × inner of them, each with the samples of some
    examples. */
@@ -184,8 +185,26 @@ static void add_rows(const REAL *tile, index_t width, index_t d, index_t samples
 static void add_columns(const REAL *tile, index_t width, index_t d, index_t samples, REAL *total)
 {
     for (index_t f = 0; f < d; f += LANES) {
-        vec sum = {0};
-        for (index_t t = 0; t < samples; t++) sum += *(const vec *)(tile + t * width + f);
-        *(vec *)(total + f) += sum;
+        vec all = {0};
+        for (index_t start = 0; start < samples; start += PAD) {
+            vec sum = {0};
+            for (index_t t = start; t < start + PAD; t++)
+                sum += *(const vec *)(tile + t * width + f);
+            all += sum;
+        }
+        *(vec *)(total + f) += all;
     }
+}
+
+/* Samples whose products are added to one sum before sums are added: rounding grows with them. */
+#define RUN 64
+
+/* c (d × d) += a·b over a tile's samples. a lies in any way; b has them by columns, without gaps. */
+static void add_products(
+    index_t d, index_t samples, const REAL *a, index_t a_row, index_t a_step, const REAL *b,
+    REAL *c, int symmetric)
+{
+    for (index_t t = 0; t < samples; t += RUN)
+        multiply(d, d, least(RUN, samples - t), a + t * a_step, a_row, a_step, b + t * d, d, c, d,
+                 1, symmetric);
 }
