@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -16,18 +18,67 @@ from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
 from .statistics import Statistics
 
+#: What a normalization computes with; 8-bit numbers are for storage and products alone.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor; got {type(value).__name__}: torch.as_tensor makes one "
+            "of lists and arrays."
+        )
+    if value.layout != torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"one of layout {value.layout}"
+        raise TypeError(f"{name} must be a dense tensor; got {kind}: convert it first.")
+
+
+def check_operand(name: str, value: Any, x: Tensor) -> None:
+    """What is computed with besides an input."""
+    check_tensor(name, value)
+    if value.dtype not in DTYPES:
+        raise TypeError(
+            f"{name} must be floating-point, of 16 to 64 bits; got {value.dtype}: convert it first."
+        )
+    if value.device != x.device:
+        raise ValueError(
+            f"the input is on {x.device}, but {name} is on {value.device}: move them together."
+        )
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """A switch as Python has it: words and None, which are always or never true, are refused."""
+    if isinstance(value, str) or value not in (True, False):
+        raise TypeError(f"{name} must be True or False; got {value!r}.")
+    return bool(value)
+
+
+def check_momentum(momentum: float | None) -> None:
+    number = isinstance(momentum, (int, float)) and not isinstance(momentum, bool)
+    if momentum is not None and not (number and 0 <= momentum <= 1):
+        raise ValueError(f"momentum must be None or between 0 and 1; got {momentum!r}.")
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"dtype must be a floating-point type of 16 to 64 bits; got {dtype}.")
+
 
 def check_input(x: Tensor, residual: Tensor | None = None) -> None:
+    check_tensor("the input", x)
     if x.dim() < 2:
         raise ValueError(
             f"expected input (N, C, *) with at least 2 dimensions; got shape {tuple(x.shape)}."
         )
-    if not x.is_floating_point():
+    if x.dtype not in DTYPES:
         raise TypeError(
-            f"expected a floating-point input; got {x.dtype}: convert it first, for example with "
-            ".float()."
+            f"expected a floating-point input of 16 to 64 bits; got {x.dtype}: convert it first, "
+            "for example with .float()."
         )
-    if residual is not None and residual.shape != x.shape:
+    if residual is None:
+        return
+    check_operand("residual", residual, x)
+    if residual.shape != x.shape:
         raise ValueError(
             f"residual must have the input's shape {tuple(x.shape)}, as it is added to the output; "
             f"got {tuple(residual.shape)}."
@@ -66,14 +117,15 @@ def check_no_transform() -> None:
 
 
 def check_options(eps: float, act: str | None) -> None:
-    # Tuples here and below, not unions, which the compiler of torch 2.8 cannot trace.
+    # Tuples here and elsewhere, not unions, which the compiler of torch 2.8 cannot trace.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
     if act is not None and act not in ACTIVATIONS:
         raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
 
 
-def check_recovery(recovery: Recovery, area: Area, channels: int) -> None:
+def check_recovery(recovery: Recovery, area: Area, x: Tensor) -> None:
+    channels = x.shape[1]
     if not isinstance(recovery, (Affine, Coloring)):
         raise TypeError(
             "recovery must be None, isonorm.recovery.Affine(weight, bias) or Coloring(color, bias);"
@@ -81,12 +133,16 @@ def check_recovery(recovery: Recovery, area: Area, channels: int) -> None:
         )
     vectors = (recovery.weight if isinstance(recovery, Affine) else None, recovery.bias)
     for name, vector in zip(("weight", "bias"), vectors, strict=True):
-        if vector is not None and vector.shape != (channels,):
+        if vector is None:
+            continue
+        check_operand(name, vector, x)
+        if vector.shape != (channels,):
             raise ValueError(
                 f"{name} must have shape ({channels},), one number per channel; "
                 f"got {tuple(vector.shape)}."
             )
     if isinstance(recovery, Coloring):
+        check_operand("color", recovery.color, x)
         blocks = area.partition(channels)
         expected = (sum(block.groups for block in blocks), blocks[0].size, blocks[0].size)
         if recovery.color.shape != expected:
@@ -94,6 +150,16 @@ def check_recovery(recovery: Recovery, area: Area, channels: int) -> None:
                 f"color must have shape {expected}, a matrix for each group of channels of area "
                 f"{area!r}; got {tuple(recovery.color.shape)}."
             )
+
+
+def check_statistics(statistics: Statistics, x: Tensor) -> None:
+    if not isinstance(statistics, Statistics):
+        raise TypeError(
+            "statistics must be an isonorm.Statistics(count, mean, cov), as another call returns "
+            f"them; got {type(statistics).__name__}."
+        )
+    check_operand("statistics.mean", statistics.mean, x)
+    check_operand("statistics.cov", statistics.cov, x)
 
 
 def check_count(x: Tensor, plan: Plan, statistics: Statistics | None) -> None:

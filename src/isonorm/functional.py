@@ -21,6 +21,7 @@ from .checks import (
     check_input,
     check_options,
     check_recovery,
+    check_statistics,
     check_synchronizable,
 )
 from .kernels import (
@@ -141,7 +142,9 @@ def normalize_with_transform(
     recovery = Affine(None, None) if recovery is None else recovery
     eps = plain(eps)
     check_options(eps, act)
-    check_recovery(recovery, area, x.shape[1])
+    check_recovery(recovery, area, x)
+    if statistics is not None:
+        check_statistics(statistics, x)
     group = group if is_shared(group) else ""
     if group:
         check_synchronizable(area, operation)

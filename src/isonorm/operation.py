@@ -110,7 +110,7 @@ def standardize(p: float = 2.0) -> Operation:
     >>> standardize(p=1)
     standardize(p=1)
     """
-    if p not in (1, 2, inf):
+    if isinstance(p, bool) or p not in (1, 2, inf):
         raise ValueError(f"standardize takes p = 1, 2 or math.inf; got p={p!r}.")
     return Operation("standardize", norm=float(p))
 

@@ -113,4 +113,6 @@ def list_norms(pattern: str = "*") -> list[str]:
     >>> list_norms("*whiten*")
     ['groupwhitening', 'instancewhitening']
     """
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern must be a string, such as '*whiten*'; got {pattern!r}.")
     return [name for name in REGISTRY if fnmatchcase(name, pattern.lower())]

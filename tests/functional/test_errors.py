@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
 from isonorm import area as areas
 from isonorm.functional import dbn, normalize
-from isonorm.recovery import Coloring
+from isonorm.recovery import Affine, Coloring
 from isonorm.statistics import Statistics
 
 X = torch.randn(4, 6, 3)
+with warnings.catch_warnings(action="ignore"):  # torch's, that the interface may change
+    NESTED = torch.nested.nested_tensor([torch.randn(6, 3), torch.randn(6, 4)])
 WRONG = {
     "rank 1": (ValueError, r"at least 2 dimensions; got shape \(4,\)", {"x": torch.randn(4)}),
     "integers": (TypeError, r"got torch\.int64", {"x": torch.ones(4, 6, dtype=torch.int64)}),
+    "a list": (TypeError, r"input must be a torch\.Tensor; got list", {"x": [[1.0, 2.0]]}),
+    "a sparse tensor": (TypeError, "must be a dense tensor", {"x": torch.eye(6).to_sparse()}),
+    "a nested tensor": (TypeError, "got a nested tensor", {"x": NESTED}),
+    "numbers of 8 bits": (TypeError, "got torch.float8", {"x": X.to(torch.float8_e4m3fn)}),
+    "a complex weight": (
+        TypeError,
+        "weight must be floating-point.*got torch.complex64",
+        {"recovery": Affine(torch.ones(6, dtype=torch.complex64), None)},
+    ),
+    "a number for a bias": (
+        TypeError,
+        r"bias must be a torch\.Tensor; got float",
+        {"recovery": Affine(None, 1.0)},
+    ),
+    "a bias elsewhere": (
+        ValueError,
+        "the input is on cpu, but bias is on meta: move them together",
+        {"recovery": Affine(None, torch.ones(6, device="meta"))},
+    ),
+    "a coloring elsewhere": (
+        ValueError,
+        "color is on meta",
+        {"operation": "whiten", "recovery": Coloring(torch.zeros(1, 6, 6, device="meta"), None)},
+    ),
+    "a residual of integers": (TypeError, r"residual .*int64", {"residual": X.long()}),
+    "a residual elsewhere": (ValueError, "residual is on meta", {"residual": X.to("meta")}),
+    "statistics that are a tuple": (
+        TypeError,
+        r"statistics must be an isonorm\.Statistics.*got tuple",
+        {"statistics": (1, 2, 3)},
+    ),
     "no such area": (ValueError, "area must be one of", {"area": "bach"}),
     "no such operation": (ValueError, "operation must be one of", {"operation": "whitening"}),
     "layer does not whiten": (

@@ -53,6 +53,15 @@ def wrong(build, given, error=ValueError, id=None):
         wrong(partial(IterNorm, 12, running="both"), "got 'both'", id="running='both'"),
         wrong(partial(IterNorm, 12, process_group=5), "got 5", id="process_group=5"),
         wrong(partial(IterNorm, 12, dtype=torch.int64), "torch.int64", TypeError),
+        wrong(partial(IterNorm, 12, dtype=torch.float8_e4m3fn), "torch.float8", TypeError),
+        wrong(partial(IterNorm, 12, dtype="float32"), "got float32", TypeError),
+        *(
+            wrong(partial(IterNorm, 12, **{name: v}), f"{name} must", TypeError, f"{name}={v!r}")
+            for name in ("affine", "track_running_stats", "check_finite")
+            for v in ("no", None, 2)
+        ),
+        wrong(partial(isonorm.list_norms, 3), "got 3", TypeError, "list_norms"),
+        wrong(partial(operation.standardize, p=True), "p=True"),
         *(
             wrong(partial(Normalize, 12, area="layer", **{name: v}), "no statistics", id=name)
             for name, v in (("momentum", 0.5), ("running", "whitening"), ("check_finite", True))
@@ -108,6 +117,19 @@ INPUTS = {
     "scalar": ((torch.ones(()),), ValueError, "()"),
     "integers": ((torch.ones(4, 12, 5, dtype=torch.int64),), TypeError, "torch.int64"),
     "booleans": ((torch.ones(4, 12, 5, dtype=torch.bool),), TypeError, "torch.bool"),
+    "floats of 8 bits": (
+        (torch.ones(4, 12, 5).to(torch.float8_e4m3fn),),
+        TypeError,
+        "torch.float8_e4m3fn",
+    ),
+    "list": (([[1.0] * 12],), TypeError, "got list"),
+    "nothing": ((None,), TypeError, "got NoneType"),
+    "residual of integers": (
+        (torch.randn(4, 12, 5), torch.ones(4, 12, 5, dtype=torch.int64)),
+        TypeError,
+        "torch.int64",
+    ),
+    "residual that is a number": ((torch.randn(4, 12, 5), 1.0), TypeError, "got float"),
     "complex": ((torch.ones(4, 12, 5, dtype=torch.complex64),), TypeError, "torch.complex64"),
     "residual": ((torch.randn(4, 12, 5), torch.ones(4, 12, 1)), ValueError, "(4, 12, 1)"),
 }
@@ -160,6 +182,27 @@ def test_statistics_that_do_not_fit_the_area_are_refused(draw):
         isonorm.functional.normalize(
             x, area=area.batch(6), operation="whiten", statistics=statistics
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("running", "whitening", RuntimeError, "make a new layer"),
+        ("running", "foo", RuntimeError, "running='foo'"),
+        ("momentum", NAN, ValueError, "momentum must be None or between 0 and 1; got nan"),
+        ("momentum", "a", ValueError, "got 'a'"),
+        ("eps", NAN, ValueError, "got nan"),
+    ],
+)
+def test_a_wrong_option_set_later_changes_no_buffer(draw, name, value, error, message):
+    layer = IterNorm(12, group_size=5)
+    layer(draw(4, 12, 5))
+    before = {name: b.clone() for name, b in layer.named_buffers()}
+    setattr(layer, name, value)
+    with pytest.raises(error, match=message):
+        layer(draw(4, 12, 5))
+    for name, b in layer.named_buffers():
+        assert torch.equal(b, before[name]), name
 
 
 def test_backends_are_checked_by_name():

@@ -34,17 +34,6 @@ class WideBuffers(nn.Module):
                 self._buffers[name] = buffer.float()
 
 
-def check_momentum(momentum: float | None) -> None:
-    number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
-    if momentum is not None and not (number and 0 <= momentum <= 1):
-        raise ValueError(f"momentum must be None or between 0 and 1; got {momentum!r}.")
-
-
-def check_dtype(dtype: torch.dtype | None) -> None:
-    if dtype is not None and not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
-
-
 def wide_dtype(dtype: torch.dtype | None) -> torch.dtype:
     """The dtype of the statistics of a layer whose parameters are of this one; None: torch's
     default.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..area import flat_shape
-from ..checks import check_options, check_recovery
+from ..checks import DTYPES, check_momentum, check_options, check_recovery
 from ..kernels import choose, fast_path, float32_precision, has_room_for_activation
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
@@ -106,12 +106,13 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
         return None
     if "weight" not in norm._parameters or "bias" not in norm._parameters:
         return None  # made of other parameters
-    if x.dim() < 2 or not x.is_floating_point() or norm.process_group:
+    if x.dim() < 2 or x.dtype not in DTYPES or norm.process_group:
         return None
     if choose(norm.operation, norm.area, x).backend != "triton":
         return None
     check_options(norm.eps, norm.act)
-    check_recovery(norm.recovery, norm.area, x.shape[1])
+    check_momentum(norm.momentum)
+    check_recovery(norm.recovery, norm.area, x)
     act = "" if norm.act is None or norm.act == "identity" else norm.act
     if act and not has_room_for_activation(norm.operation, norm.area, x):
         return None

@@ -11,6 +11,7 @@ from torch import nn
 
 from .. import area as areas
 from .. import operation as operations
+from ..checks import check_flag
 from .normalize import BatchOptions, Normalize, SampleOptions
 
 
@@ -23,7 +24,7 @@ def _only(kind: type, options: Mapping[str, Any], layer: object) -> dict[str, An
 
 
 def _recovery(affine: bool) -> str | None:
-    return "affine" if affine else None
+    return "affine" if check_flag("affine", affine) else None
 
 
 class IterNorm(Normalize):

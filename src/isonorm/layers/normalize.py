@@ -200,6 +200,7 @@ class Normalize(RunningTransform):
         return FixedMap(*self.inference_map(), as_module(self.act))
 
     def _check_channels(self, x: Tensor) -> None:
+        checks.check_tensor("the input", x)
         if x.dim() < 2 or x.shape[1] != self.num_features:
             raise ValueError(
                 f"{type(self).__name__} expected input (N, {self.num_features}, *) with "

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..area import Area, Block
+from ..checks import check_dtype, check_flag, check_momentum
 from ..kernels import transforms_active
 from ..operation import Operation
 from ..recovery import Affine, Recovery
@@ -26,8 +27,6 @@ from .buffers import (
     WideBuffers,
     average_batch,
     being_recomputed,
-    check_dtype,
-    check_momentum,
     wide_dtype,
 )
 
@@ -87,9 +86,9 @@ class RunningTransform(WideBuffers):
         self.operation = operation
         self.eps = eps
         self.momentum = momentum
-        self.track_running_stats = track_running_stats
+        self.track_running_stats = check_flag("track_running_stats", track_running_stats)
         self.running = running
-        self.check_finite = check_finite
+        self.check_finite = check_flag("check_finite", check_finite)
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
         self._answers: dict[Hashable, Any] = {}  # see ``fast_path``
@@ -148,6 +147,7 @@ class RunningTransform(WideBuffers):
         if isinstance(count, int) and count == 0:
             return
         assert self.num_batches_tracked is not None
+        check_momentum(self.momentum)
         running = self._running_matrix()
         mean = statistics.mean.reshape(-1)
         if mean.numel() > self._num_means:
@@ -175,7 +175,13 @@ class RunningTransform(WideBuffers):
         average_batch(self.num_batches_tracked, self.momentum, seen, pairs)
 
     def _running_matrix(self) -> Tensor:
-        return getattr(self, self._running_name)
+        matrix = getattr(self, self._running_name)
+        if matrix is None:
+            raise RuntimeError(
+                f"{type(self).__name__} was made to average something else than running="
+                f"{self.running!r}: make a new layer for that, or convert the model to one."
+            )
+        return matrix
 
     def refresh(self) -> None:
         """Derives the W of eval from the running statistics: on eval(), on loading, on change."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .. import registry
+from ..checks import check_flag
 from ..layers import BatchNorm, Normalize
 from ..synchronization import resolve_group
 from .activations import Fusion, following
@@ -121,6 +122,7 @@ def replace_norms(
     model: nn.Module, make: Make, where: Where = "all", *, fuse_act: bool = False
 ) -> Conversion:
     """Lets ``make`` produce the successor of every norm that ``where`` selects."""
+    check_flag("fuse_act", fuse_act)
     norms = norms_of(model)
     chosen = select(norms, where)
     sharing = Sharing(model)

@@ -28,7 +28,8 @@ def recalibrate(model: nn.Module, loader: Iterable, batches: int | None = None) 
     4
     """
     check_module(model)
-    if batches is not None and (not isinstance(batches, int) or batches < 1):
+    integer = isinstance(batches, int) and not isinstance(batches, bool)
+    if batches is not None and not (integer and batches >= 1):
         raise ValueError(f"batches must be a positive integer, or None for all; got {batches!r}.")
     kept = (module for module in model.modules() if keeps_statistics(module))
     norms: list[Any] = [module for module in kept if not is_frozen(module)]

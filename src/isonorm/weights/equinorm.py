@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.modules.conv import _ConvNd
 
-from ..layers.buffers import check_dtype
+from ..checks import check_dtype
 from ..scalars import plain
 from ..symbolic import one_call
 from .state import EquilibriumState

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..checks import check_no_transform
+from ..checks import check_momentum, check_no_transform
 from ..layers.buffers import (
     WideBuffers,
     being_recomputed,
-    check_momentum,
     wide_dtype,
 )
 from ..scalars import plain
