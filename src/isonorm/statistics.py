@@ -19,12 +19,12 @@ from torch import Tensor
 
 from .area import Area
 
-#: Features of a problem below which a CPU's libraries add products one after the other, so that
-#: rounding grows with the number of samples, up to a thousandfold: those are added in float64.
+#: Features of a problem below which libraries add products one after the other, so that rounding
+#: grows with the number of samples, up to a thousandfold: those are added in float64.
 FEW_FEATURES = 16
 
-#: Samples beyond which a CPU's products are cut, and their parts added: the same for many features.
-MOST_SAMPLES = 1 << 14
+#: Samples beyond which products are cut, and their parts added: the same for many features.
+MOST_SAMPLES = 1 << 12
 
 
 class Statistics(NamedTuple):
@@ -94,14 +94,15 @@ def _second_sums(x: Tensor) -> Tensor:
     if adds_in_float64(x.shape[-2], x):
         wide = x.double()
         return (wide @ wide.mT).to(x.dtype)
-    if x.device.type != "cpu" or torch.compiler.is_compiling():  # where m may be a symbol
+    if x.dtype != torch.float32 or torch.compiler.is_compiling():  # where m may be a symbol
         return x @ x.mT
     return reduce(Tensor.add, [part @ part.mT for part in x.split(MOST_SAMPLES, -1)])
 
 
 def adds_in_float64(d: int, x: Tensor) -> bool:
     """Whether sums of products of so many features need more than the numbers' own precision."""
-    return 1 < d < FEW_FEATURES and x.device.type == "cpu" and x.dtype == torch.float32
+    has_float64 = x.device.type in ("cpu", "cuda")
+    return 1 < d < FEW_FEATURES and x.dtype == torch.float32 and has_float64
 
 
 def about_mean(about_pivot: Statistics, delta: Tensor) -> Statistics:

@@ -24,7 +24,7 @@ from .tiles import Chunk, Layout, add_into, viewed
 MIN_ROW_LENGTH = 128
 
 #: Samples from which a sum of products apart takes no time beside the products.
-LONG_PRODUCT = 1 << 12
+LONG_PRODUCT = 1 << 11
 
 #: Numbers in a group's tile up to which copying a product beats writing it where it belongs: on a
 #: CPU torch makes products one by one whose places lie apart.

@@ -199,7 +199,7 @@ class Layout:
 
     def cut_samples(self, tile: Tensor) -> Sequence[Tensor]:
         """The tile in parts of so few samples that products of them may be added up one by one."""
-        if not tile.is_cpu or tile.numel() <= MOST_SAMPLES:
+        if tile.dtype != torch.float32 or tile.numel() <= MOST_SAMPLES:
             return [tile]
         return tile.split(MOST_SAMPLES, self.along)
 
