@@ -131,11 +131,13 @@ def test_epochs_of_vgg():
 
 
 def test_the_cpu():
-    first: list[dict] = []  # the two shapes of a network, in groups of 16 and 64
-    others: list[dict] = []
-    for case in record("cpu.json")["cases"]:
+    layers: dict[bool, list[dict]] = {True: [], False: []}  # of the two shapes of a network, in
+    for case in record("cpu.json")["cases"]:  # groups of 16 and 64; and of the others
         usual = case["shape"] in ([32, 64, 56, 56], [32, 256, 14, 14]) and case["group_size"] <= 64
-        (first if usual else others).append(case["layers"]["isonorm.IterNorm"]["time_ratios"])
+        layers[usual].append(case["layers"])
+
+    def ratios(usual: bool, layer: str = "isonorm.IterNorm") -> list[dict]:
+        return [of[layer]["time_ratios"] for of in layers[usual] if layer in of]
 
     def gains(cases: list[dict]) -> list[float]:
         return [1 / case[kind]["median"] for case in cases for kind in case if kind != "BatchNorm"]
@@ -143,15 +145,27 @@ def test_the_cpu():
     def costs(cases: list[dict]) -> list[float]:
         return [case["BatchNorm"]["median"] for case in cases]
 
+    first, others = ratios(True), ratios(False)
     assert len(first) == 4
     gain, cost = gains(first), costs(first)
     assert f"IterNorm is {min(gain):.1f} to {max(gain):.1f} times as fast as the plain" in README
-    assert f"{min(gains(others)):.2f} to {max(gains(others)):.0f} times as fast" in README
-    assert f"it takes {min(cost):.1f} to {max(cost):.1f} times as long as BatchNorm" in README
+    assert f"{min(gains(others)):.1f} to {max(gains(others)):.0f} times as fast" in README
+    assert f"It takes {min(cost):.1f} to {max(cost):.1f} times as long as BatchNorm" in README
     assert f"There IterNorm takes {min(cost):.1f} times BatchNorm's time at best" in README
     assert (
         f"in the other cases {min(costs(others)):.0f} to {max(costs(others)):.0f} times" in README
     )
+
+    in_torch = "the same in torch"
+    slower = [
+        of[in_torch]["time"]["median"] / of["isonorm.IterNorm"]["time"]["median"]
+        for of in layers[True] + layers[False]
+        if in_torch in of
+    ]
+    assert f"plain torch takes {min(slower):.1f} to {max(slower):.1f} times as long" in README
+    gain, rest = gains(ratios(True, in_torch)), gains(ratios(False, in_torch))
+    assert f"it is {min(gain):.1f} to {max(gain):.1f} times as fast as the plain" in README
+    assert f"{min(rest):.2f} to {max(rest):.0f} times in the other cases" in README
 
 
 @pytest.mark.parametrize(
