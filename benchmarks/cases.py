@@ -136,7 +136,7 @@ def candidates(case: Case, with_dbn: bool = False) -> list[Candidate]:
 def implementation(case: Case) -> Choice:
     """What runs IterNorm in a case, and why."""
     operation, area = isonorm.operation.whiten(), isonorm.area.batch(case.group_size)
-    return choose(operation, area, torch.empty(case.shape))
+    return choose(torch.empty(case.shape), area=area, operation=operation)
 
 
 class Inputs(NamedTuple):

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from isonorm.kernels import BACKENDS
+from isonorm.kernels.choice import BACKENDS
 from isonorm.lab.devices import PRECISIONS, resolve_device
 from isonorm.lab.machine import COMPILE_MODES, Machine
 

@@ -82,7 +82,7 @@ def check_runs(name: str, machine: Machine) -> None:
     x = torch.empty(2, 64, 4, 4, device=machine.device)
     try:
         with isonorm.backend(name):
-            choose(operation.whiten(), area.batch(64), x)
+            choose(x, area=area.batch(64), operation=operation.whiten())
     except RuntimeError as error:
         raise Unusable(
             f"{str(error).rstrip('.')}: use a GPU, or compare what runs here, as with --backends "

@@ -1,4 +1,4 @@
-"""Inputs without information: finite outputs and gradients by every method, on both backends; and
+"""Inputs without information: finite outputs and gradients by every method and backend; and
 broken inputs, which come out as BatchNorm lets them.
 """
 
@@ -20,7 +20,8 @@ from isonorm.functional import normalize
 from isonorm.operation import Operation
 from isonorm.roots import METHODS
 
-BACKENDS = ("reference", "torch")
+#: "auto" is native code, where it is: what a CPU runs.
+BACKENDS = ("reference", "torch", "auto")
 OPERATIONS = [
     operations.center(),
     operations.scale(),
@@ -68,6 +69,8 @@ DEGENERATE = {
     "constant channel at 1e4": lambda: with_channels(images(), [2], 1e4),
     "scale 1e-6": lambda: 1e-6 * images(),
     "scale 1e6": lambda: 1e6 * images(),
+    "scale 1e15": lambda: 1e15 * images(),
+    "one channel of scale 1e15": lambda: images() * (1e15 ** torch.eye(6)[2])[:, None, None],
     "scales 1e-6 to 1e6": lambda: images() * torch.logspace(-6, 6, 6)[:, None, None],
 }
 

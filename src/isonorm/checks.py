@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from . import area as areas
 from .activation import ACTIVATIONS
 from .area import Area
-from .kernels import transforms_active
+from .kernels.choice import transforms_active
 from .kernels.plan import Plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
@@ -48,7 +48,11 @@ def check_operand(name: str, value: Any, x: Tensor) -> None:
 
 def check_flag(name: str, value: Any) -> bool:
     """A switch as Python has it: words and None, which are always or never true, are refused."""
-    if isinstance(value, str) or value not in (True, False):
+    try:
+        known = not isinstance(value, str) and value in (True, False)
+    except (RuntimeError, ValueError):  # an array of several
+        known = False
+    if not known:
         raise TypeError(f"{name} must be True or False; got {value!r}.")
     return bool(value)
 
@@ -120,7 +124,7 @@ def check_options(eps: float, act: str | None) -> None:
     # Tuples here and elsewhere, not unions, which the compiler of torch 2.8 cannot trace.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
-    if act is not None and act not in ACTIVATIONS:
+    if act is not None and not (isinstance(act, str) and act in ACTIVATIONS):
         raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
 
 
@@ -162,7 +166,9 @@ def check_statistics(statistics: Statistics, x: Tensor) -> None:
     check_operand("statistics.cov", statistics.cov, x)
 
 
-def check_count(x: Tensor, plan: Plan, statistics: Statistics | None) -> None:
+def check_count(
+    x: Tensor, plan: Plan, statistics: Statistics | None, training: bool = True
+) -> None:
     """Refuses to center one value by itself. A synchronized rank may hold one value, or none, of
     many.
     """
@@ -171,7 +177,9 @@ def check_count(x: Tensor, plan: Plan, statistics: Statistics | None) -> None:
     _, _, _, m = plan.problem_shapes(*areas.flat_shape(x))[0]
     if m == 1:
         advice = "use a larger input"
-        if plan.area.spans_batch:
+        if plan.area.spans_batch and not training:
+            advice = "use a larger batch, or a layer that keeps running statistics"
+        elif plan.area.spans_batch:
             advice = "use a larger batch (DataLoader's drop_last=True leaves out a last one of 1)"
         raise ValueError(
             "expected more than one value to normalize together; got one, with area "

@@ -24,19 +24,14 @@ from .checks import (
     check_statistics,
     check_synchronizable,
 )
-from .kernels import (
-    autograd,
-    choose,
-    explicit,
-    has_room_for_activation,
-    reference,
-    transforms_active,
-)
+from .kernels import autograd, choose, explicit, reference
+from .kernels.choice import has_room_for_activation, transforms_active
 from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
 from .scalars import plain
 from .statistics import Statistics, join_matrices, join_vectors, no_autocast, working_dtype
+from .symbolic import is_traced
 from .synchronization import group_name, is_shared
 
 
@@ -55,7 +50,10 @@ def normalize(
     """Normalizes (N, C, *) over an area by an operation, then recovers.
 
     Given ``statistics`` they are used instead of the input's own, as in eval. ``recovery`` is
-    ``isonorm.recovery.Affine(weight, bias)``, ``Coloring(color, bias)`` or None.
+    ``isonorm.recovery.Affine(weight, bias)``, ``Coloring(color, bias)`` or None. ``eps`` joins the
+    diagonal of every covariance. A ``residual`` of the input's shape is added to the result, then
+    ``act`` (None, "relu" or "silu") applied. A ``process_group`` ("world", or a group of
+    ``torch.distributed``) shares the statistics of its ranks.
 
     >>> x = torch.randn(8, 6, 5, 5)
     >>> y, statistics = normalize(x, area="batch", operation=operations.whiten("zca"))
@@ -110,11 +108,13 @@ def dbn(
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Statistics]:
     """Decorrelated Batch Normalization (Huang et al. 2018, Algorithm 1) of a batch, in groups of
-    channels.
+    channels. ``num_iters`` belongs to method "polar".
+
+    >>> y, _ = dbn(torch.randn(256, 6) @ torch.randn(6, 6), eps=0)
+    >>> torch.allclose(y.T @ y / 256, torch.eye(6), atol=1e-3)
+    True
     """
-    if method == "newton":
-        raise ValueError("method='newton' is IterNorm: use isonorm.functional.iter_norm.")
-    whiten = operations.whiten(method, num_iters)
+    whiten = operations.whiten_fully(method, num_iters)
     return normalize(
         x, area=areas.batch(group_size), operation=whiten, recovery=Affine(weight, bias), eps=eps
     )
@@ -131,9 +131,10 @@ def normalize_with_transform(
     act: str | None = None,
     residual: Tensor | None = None,
     group: str = "",
+    training: bool = True,
 ) -> Result:
     """``normalize`` with the transform W beside its statistics, for layers that average it
-    (IterNorm Eq. 8).
+    (IterNorm Eq. 8), and may be in eval.
     """
     operation = operations.resolve(operation)
     area = areas.resolve(area)
@@ -149,15 +150,19 @@ def normalize_with_transform(
     if group:
         check_synchronizable(area, operation)
 
-    colors = isinstance(recovery, Coloring)
-    backend = "reference" if statistics is not None else choose(operation, area, x, colors).backend
+    if statistics is not None:
+        backend = "reference"
+    else:
+        backend = choose(
+            x, area=area, operation=operation, recovery=recovery, training=training
+        ).backend
     applied = area if operation.is_matrix else area.featurewise()
     fuses = backend == "triton" and _inside(recovery, applied, backend)
     activates = act not in (None, "identity")
     inside = fuses and activates and has_room_for_activation(operation, area, x)
     fused = (act or "") if inside else ""
     plan = make_plan(applied, operation, eps, group, backend, fused)
-    check_count(x, plan, statistics)
+    check_count(x, plan, statistics, training)
     if backend == "reference":
         y, statistics, transform = reference.run(areas.flat(x), recovery, plan, statistics)
         y = like_input(y.reshape(x.shape), x)
@@ -228,6 +233,8 @@ def apply_transform(
     One product for each block, centred before it, so that a mean far from zero costs no accuracy.
     """
     check_input(x, residual)
+    check_options(0, act)
+    check_recovery(recovery, area, x)
     flat = areas.flat(x)
     outputs = []
     with no_autocast(x):
@@ -264,5 +271,7 @@ def like_input(y: Tensor, x: Tensor) -> Tensor:
         return y  # inside a transform strides are the transform's business
     if x.is_contiguous():
         return y.contiguous()
+    if is_traced():
+        return y  # a graph is for any input, whatever its strides
     like = torch.empty_like(x)
     return y if y.stride() == like.stride() else like.copy_(y)

@@ -71,8 +71,8 @@ class Operation:
         return deviations.square().mean(axes, keepdim=True)
 
     def transform(self, cov: Tensor, eps: float) -> Tensor:
-        """W for (b, d, d) covariances, differentiably. ``eps`` joins the diagonal here and only
-        here.
+        """W for (b, d, d) covariances, differentiably. ``eps`` joins the diagonal here:
+        ``Statistics.cov`` never contains it.
         """
         if not self.scales:
             return torch.ones_like(cov)
@@ -110,14 +110,16 @@ def standardize(p: float = 2.0) -> Operation:
     >>> standardize(p=1)
     standardize(p=1)
     """
-    if isinstance(p, bool) or p not in (1, 2, inf):
+    p = plain(p)
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or p not in (1, 2, inf):
         raise ValueError(f"standardize takes p = 1, 2 or math.inf; got p={p!r}.")
     return Operation("standardize", norm=float(p))
 
 
 def whiten(method: str = "newton", num_iters: int | None = None) -> Operation:
-    """W(x − μ) with W·Σ·Wᵀ = I, W by one of the roots: newton (T steps, default 5), zca, pca,
-    cholesky, polar.
+    """W(x − μ), with W·Σ·Wᵀ = I: exactly by zca, pca and cholesky, to working precision by polar
+    (``num_iters`` steps, default 8), and as near as T steps come by newton (``num_iters``,
+    default 5).
 
     >>> whiten("newton", 7)
     whiten('newton', num_iters=7)
@@ -142,6 +144,18 @@ def whiten(method: str = "newton", num_iters: int | None = None) -> Operation:
                 f"{num_iters!r}."
             )
     return Operation("whiten", method=method, num_iters=num_iters)
+
+
+def whiten_fully(method: str, num_iters: int | None = None) -> Operation:
+    """``whiten`` by a method that arrives: DBN's choice."""
+    if method == "newton":
+        raise ValueError(
+            "method='newton' is IterNorm: use isonorm.IterNorm or functional.iter_norm."
+        )
+    if method not in METHODS:
+        full = ", ".join(name for name in METHODS if name != "newton")
+        raise ValueError(f"DBN's method must be one of {full}; got {method!r}.")
+    return whiten(method, num_iters)
 
 
 OPERATIONS = {f.__name__: f for f in (center, scale, standardize, whiten)}

@@ -1,8 +1,8 @@
 """What a batch knows about itself: count, mean and centred covariance, as a monoid.
 
-One ``merge`` (Chan, Golub & LeVeque 1979) combines tiles, chunks and populations; sums of squares
-about anything but the mean appear only in ``synchronization``, where ranks must agree on one pivot
-before they can add.
+One ``merge`` (Chan, Golub & LeVeque 1979) combines tiles, chunks and populations. Where sums are
+taken about a pivot near the mean, ``about_mean`` moves them to it. Sums about zero appear only
+where nothing is centered, and in ``synchronization``, where ranks have no other pivot in common.
 
 Index legend: b problems, d features, m samples.
 """
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .area import Area
+from .symbolic import is_traced
 
 #: Features of a problem below which libraries add products one after the other, so that rounding
 #: grows with the number of samples, up to a thousandfold: those are added in float64.
@@ -32,7 +33,7 @@ class Statistics(NamedTuple):
 
     ``cov`` is the biased covariance (divided by ``count``), without eps. Where a normalization does
     not center, ``mean`` is zero and ``cov`` the second moment; where it only centers, ``cov`` is
-    one.
+    one; for p-norms other than 2, ``cov`` is the σ² estimated from them.
     """
 
     count: Tensor | int
@@ -92,11 +93,15 @@ def measure(problems: Tensor, center: bool = True) -> Statistics:
 
 def _second_sums(x: Tensor) -> Tensor:
     if adds_in_float64(x.shape[-2], x):
-        wide = x.double()
-        return (wide @ wide.mT).to(x.dtype)
-    if x.dtype != torch.float32 or torch.compiler.is_compiling():  # where m may be a symbol
-        return x @ x.mT
-    return reduce(Tensor.add, [part @ part.mT for part in x.split(MOST_SAMPLES, -1)])
+        return _gram(x.double()).to(x.dtype)
+    # A graph is for any number of samples, so that it cannot have a certain number of parts.
+    if x.dtype != torch.float32 or torch.compiler.is_compiling() or is_traced():
+        return _gram(x)
+    return reduce(Tensor.add, map(_gram, x.split(MOST_SAMPLES, -1)))
+
+
+def _gram(x: Tensor) -> Tensor:
+    return x @ x.transpose(-1, -2)  # mT: not in older ONNX exports
 
 
 def adds_in_float64(d: int, x: Tensor) -> bool:

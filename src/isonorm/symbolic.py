@@ -1,9 +1,15 @@
-"""What a tracer of torch.fx sees of a layer: one call, as of torch's own layers."""
+"""What tracers see: torch.fx one call of a layer, as of torch's own; torch.jit what it can save."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
+
+
+def is_traced() -> bool:
+    """Whether torch.jit's tracer writes down what is done."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 def one_call(layer: nn.Module, x: Proxy, residual: Tensor | None = None) -> Tensor | None:

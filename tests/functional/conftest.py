@@ -1,4 +1,4 @@
-"""Tests of ``normalize`` run by the reference and by the explicit path."""
+"""Tests of ``normalize`` run by the reference, by plain torch and by what a user gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import isonorm
 
 
-@pytest.fixture(params=["reference", "torch"])
+@pytest.fixture(params=["reference", "torch", "auto"])
 def backend(request):
     with isonorm.backend(request.param):
         yield request.param

@@ -122,5 +122,5 @@ def test_one_value_may_be_scaled():
 
 
 def test_newton_is_not_dbn():
-    with pytest.raises(ValueError, match=r"use isonorm\.functional\.iter_norm"):
+    with pytest.raises(ValueError, match=r"use isonorm\.IterNorm or functional\.iter_norm"):
         dbn(X, method="newton")

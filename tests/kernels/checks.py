@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import INTERPRETING
+from isonorm.kernels.choice import INTERPRETING
 from isonorm.recovery import Affine
 
 DEVICE = "cpu" if INTERPRETING else "cuda"

@@ -124,14 +124,17 @@ def assert_same(explicit: dict[str, Tensor], reference: dict[str, Tensor], toler
         assert error < tolerance, f"{name}: {error:.1e}"
 
 
-def assert_paths_agree(x: Tensor, area, operation, parameters=None, recovery=Affine) -> None:
+def assert_paths_agree(
+    x: Tensor, area, operation, parameters=None, recovery=Affine, backends=None
+) -> None:
+    """``backends``, or all that there are, with the reference."""
     if parameters is None:
         parameters = [torch.randn(x.shape[1], dtype=torch.float64) for _ in range(2)]
     reference = passes("reference", x, area, operation, parameters, recovery)
-    for backend in explicit_paths(x, area, operation):
+    for backend in backends or explicit_paths(x, area, operation):
         assert_same(passes(backend, x, area, operation, parameters, recovery), reference, 1e-10)
 
 
 def explicit_paths(x: Tensor, area, operation: Operation) -> list[str]:
     """Plain torch's, and that in native code where there is one."""
-    return ["torch"] + ["native"] * (choose(operation, area, x).backend == "native")
+    return ["torch"] + ["native"] * (choose(x, area=area, operation=operation).backend == "native")

@@ -16,7 +16,8 @@ import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
-from isonorm.kernels import INTERPRETING, LARGEST_NATIVE_GROUP, choose, native
+from isonorm.kernels import choose, native
+from isonorm.kernels.choice import INTERPRETING, LARGEST_NATIVE_GROUP
 from isonorm.operation import Operation
 from tests.kernels.paths import needs_native_code
 
@@ -25,7 +26,7 @@ X = torch.randn(6, 4)
 
 
 def chosen(operation: Operation = WHITEN) -> str:
-    return choose(operation, AREA, X).backend
+    return choose(X, area=AREA, operation=operation).backend
 
 
 not_interpreting = pytest.mark.skipif(INTERPRETING, reason="the interpreter stands in for a GPU")
@@ -34,6 +35,7 @@ PLAIN = {
     "another dtype": (WHITEN, AREA, X.bfloat16(), "bfloat16"),
     "no matrices": (operations.standardize(), AREA, X, "whitens groups of channels"),
     "features that are groups": (WHITEN, areas.group(2), X, "whitens groups of channels"),
+    "groups of one channel": (WHITEN, areas.batch(1), X, "no matrices to multiply"),
     "large groups": (WHITEN, areas.batch(), torch.randn(4, LARGEST_NATIVE_GROUP + 1), "not 129"),
     "another device": (WHITEN, AREA, X.to("meta"), "the input is on meta"),
 }
@@ -42,20 +44,20 @@ PLAIN = {
 @not_interpreting
 @needs_native_code
 def test_native_code_runs_on_a_cpu():
-    assert choose(WHITEN, AREA, X) == ("native", "a C compiler is there")
-    assert choose(WHITEN, AREA, X.double()).backend == "native"
-    assert choose(WHITEN, areas.instance(2), X).backend == "native"
+    assert choose(X, area=AREA, operation=WHITEN) == ("native", "a C compiler is there")
+    assert choose(X.double(), area=AREA, operation=WHITEN).backend == "native"
+    assert choose(X, area=areas.instance(2), operation=WHITEN).backend == "native"
     with isonorm.backend("native"):
-        assert choose(WHITEN, AREA, X) == ("native", "asked for")
+        assert choose(X, area=AREA, operation=WHITEN) == ("native", "asked for")
 
 
 @not_interpreting
 @pytest.mark.parametrize(("operation", "area", "x", "why"), PLAIN.values(), ids=PLAIN.keys())
 def test_plain_torch_runs_the_rest_and_says_why(operation, area, x, why):
-    choice = choose(operation, area, x)
+    choice = choose(x, area=area, operation=operation)
     assert choice.backend == "torch" and why in choice.reason
     with isonorm.backend("native"), pytest.raises(RuntimeError, match=f"'native' .*{why}"):
-        choose(operation, area, x)
+        choose(x, area=area, operation=operation)
 
 
 @not_interpreting
@@ -66,7 +68,7 @@ def test_what_is_watched_or_exported_is_plain_torch():
 
     class Noting(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            noted.append(choose(WHITEN, AREA, x))
+            noted.append(choose(x, area=AREA, operation=WHITEN))
             return 2 * x
 
     class Watching(TorchDispatchMode):
@@ -91,7 +93,7 @@ def test_native_code_runs_or_gives_the_reason(monkeypatch):
         monkeypatch.setattr(native, "why_not", lambda dtype: "there is no GCC")
         with pytest.raises(RuntimeError, match="'native' was asked for, but there is no GCC"):
             normalize(X, area=AREA, operation=WHITEN)
-    choice = choose(WHITEN, AREA, X)
+    choice = choose(X, area=AREA, operation=WHITEN)
     assert INTERPRETING or choice == ("torch", "there is no GCC")
 
 
@@ -104,7 +106,7 @@ def test_the_reference_runs_under_transforms(transform):
     seen = set()
 
     def function(x: Tensor) -> Tensor:
-        choice = choose(WHITEN, AREA, x)
+        choice = choose(x, area=AREA, operation=WHITEN)
         seen.add((choice.backend, "torch.func" in choice.reason))
         return (x**2).sum()
 
@@ -116,7 +118,7 @@ def test_the_reference_runs_under_transforms(transform):
 
 def test_the_reference_runs_in_forward_mode():
     with forward_ad.dual_level():
-        choice = choose(WHITEN, AREA, X)
+        choice = choose(X, area=AREA, operation=WHITEN)
     assert choice.backend == "reference"
     assert "forward-mode" in choice.reason
 
@@ -124,7 +126,7 @@ def test_the_reference_runs_in_forward_mode():
 @pytest.mark.parametrize("operation", [operations.standardize(1), operations.center()], ids=repr)
 def test_the_reference_runs_what_is_not_quadratic(operation):
     with isonorm.backend("torch"):
-        choice = choose(operation, AREA, X)
+        choice = choose(X, area=AREA, operation=operation)
     assert choice.backend == "reference"
     assert repr(operation) in choice.reason
 
@@ -133,17 +135,16 @@ def test_the_environment_names_the_backend():
     """One process, reloading the choice for each value of the variable."""
     program = """
 import importlib, os
-import isonorm, torch
-from isonorm import area, operation
+import isonorm.kernels.choice as choices, torch
 
 def choice():
-    return isonorm.kernels.choose(operation.whiten(), area.batch(), torch.randn(4, 2)).backend
+    return choices.choose(torch.randn(4, 2), area="batch", operation="whiten").backend
 
 print(choice())
 for name in ("torch", "cuda"):
     os.environ["ISONORM_BACKEND"] = name
     try:
-        importlib.reload(isonorm.kernels)
+        importlib.reload(choices)
         print(choice())
     except ValueError as error:
         print(error)

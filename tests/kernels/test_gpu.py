@@ -7,7 +7,8 @@ import torch
 
 import isonorm
 from isonorm import area, operation
-from isonorm.kernels import INTERPRETING, choose, float32_precision, has_room_for_activation
+from isonorm.kernels import choose
+from isonorm.kernels.choice import INTERPRETING, float32_precision, has_room_for_activation
 from isonorm.kernels.plan import _cached_plan
 from isonorm.lab.replay import waits_for_device
 from tests.kernels.checks import (
@@ -290,8 +291,8 @@ def test_operators_run_on_a_gpu_that_is_not_the_current_one() -> None:
     ],
 )
 def test_large_groups_run_where_their_matrices_fit(op, where, dtype, backend, monkeypatch) -> None:
-    monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
-    choice = choose(op, where, torch.randn(2, 128, 4, 4, dtype=dtype))
+    monkeypatch.setattr("isonorm.kernels.choice.INTERPRETING", True)
+    choice = choose(torch.randn(2, 128, 4, 4, dtype=dtype), area=where, operation=op)
     assert choice.backend == backend
     assert backend == "triton" or "64" in choice.reason
 
@@ -339,10 +340,10 @@ def test_the_precision_of_products_is_torchs(word) -> None:
 def test_groups_run_where_the_gpu_has_the_shared_memory(
     kilobytes, size, dtype, backend, activates, monkeypatch
 ) -> None:
-    monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
-    monkeypatch.setattr("isonorm.kernels._shared_memory", lambda device: kilobytes << 10)
+    monkeypatch.setattr("isonorm.kernels.choice.INTERPRETING", True)
+    monkeypatch.setattr("isonorm.kernels.choice._shared_memory", lambda device: kilobytes << 10)
     x = torch.randn(2, 128, 4, 4, dtype=dtype)
-    choice = choose(operation.whiten(), area.batch(size), x)
+    choice = choose(x, area=area.batch(size), operation=operation.whiten())
     assert has_room_for_activation(operation.whiten(), area.batch(size), x) is activates
     assert choice.backend == backend
     assert backend == "triton" or f"this GPU has {kilobytes}" in choice.reason
@@ -354,16 +355,18 @@ def test_groups_run_where_the_gpu_has_the_shared_memory(
     (torch.bfloat16, "polar", "torch"),
 ])  # fmt: skip
 def test_amds_gpus_run_what_needs_no_accurate_products(dtype, method, backend, monkeypatch) -> None:
-    monkeypatch.setattr("isonorm.kernels.INTERPRETING", True)
+    monkeypatch.setattr("isonorm.kernels.choice.INTERPRETING", True)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    choice = choose(operation.whiten(method), area.batch(16), torch.randn(2, 16, 4, dtype=dtype))
+    choice = choose(
+        torch.randn(2, 16, 4, dtype=dtype), area=area.batch(16), operation=operation.whiten(method)
+    )
     assert choice.backend == backend
     assert backend == "triton" or "AMD" in choice.reason
 
 
 def test_the_choice_gives_a_reason() -> None:
     x = torch.randn(4, 6)
-    choice = choose(operation.whiten(), area.batch(), x)
+    choice = choose(x, area=area.batch(), operation=operation.whiten())
     if INTERPRETING:
         assert choice.backend == "triton"
     else:

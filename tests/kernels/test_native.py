@@ -4,6 +4,7 @@ threads. That it is the reference in every layout, ``test_explicit`` asks as of 
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -15,8 +16,8 @@ import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
-from isonorm.kernels import LARGEST_NATIVE_GROUP
-from isonorm.kernels.native import build, library
+from isonorm.kernels.choice import LARGEST_NATIVE_GROUP
+from isonorm.kernels.native import build, in_native_code, library
 from isonorm.kernels.plan import FUSED_STEPS
 from isonorm.recovery import Affine
 from isonorm.roots import make_root
@@ -36,19 +37,33 @@ from tests.kernels.paths import (
 pytestmark = [needs_native_code, pytest.mark.usefixtures("poisoned_memory")]
 
 NEWTON = operations.whiten("newton")
+NATIVE = ["native"]  # which raises where it cannot run
 #: Around one vector, two, and what matrices are padded to; and the largest.
 GROUP_SIZES = [2, 3, 7, 8, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 127, LARGEST_NATIVE_GROUP]
 
 
+#: The numbers that the sources define.
+SIZES = {
+    name: int(size)
+    for source in build.SOURCES + build.HEADERS
+    for name, size in re.findall(r"^#define (\w+) (\d+)$", (build.HERE / source).read_text(), re.M)
+}
+
+
+def padded(n: int) -> int:
+    return -(-n // SIZES["PAD"]) * SIZES["PAD"]
+
+
 def tile(group_size: int) -> int:
-    """Samples in a tile, as ``tile.h`` has it."""
-    return 8192 // (-(-group_size // 16) * 16) // 16 * 16
+    """Samples in a tile of many, as ``tile.h`` has it."""
+    return SIZES["TILE"] // padded(group_size) // SIZES["PAD"] * SIZES["PAD"]
 
 
 def chunk(group_size: int) -> int:
     """Samples in a chunk, as ``passes.c`` has it."""
-    padded = -(-group_size // 16) * 16
-    return -(-max(16384, 16 * padded**2) // padded // tile(group_size)) * tile(group_size)
+    d, each = padded(group_size), tile(group_size)
+    numbers = max(SIZES["CHUNK"], SIZES["CHUNK_ROWS"] * d * d)
+    return -(-(numbers // d) // each) * each
 
 
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
@@ -56,8 +71,8 @@ def chunk(group_size: int) -> int:
 def test_groups_of_any_size(group_size, layout):
     """Two of them and a last one that is smaller."""
     x = layout(correlated(3, 2 * group_size + group_size // 2, 43))
-    assert_paths_agree(x, areas.batch(group_size), NEWTON)
-    assert_paths_agree(x, areas.instance(group_size), NEWTON)
+    assert_paths_agree(x, areas.batch(group_size), NEWTON, backends=NATIVE)
+    assert_paths_agree(x, areas.instance(group_size), NEWTON, backends=NATIVE)
 
 
 ENDS = {
@@ -80,7 +95,7 @@ def test_tiles_and_chunks_end_anywhere(samples, examples, layout):
     """Within an example, or with a few samples of each."""
     n = samples if examples == "all" else examples
     x = layout(correlated(n, 18, -(-samples // n)))
-    assert_paths_agree(x, areas.batch(16), NEWTON)
+    assert_paths_agree(x, areas.batch(16), NEWTON, backends=NATIVE)
 
 
 def test_no_samples_are_no_problem():
@@ -94,13 +109,13 @@ def test_no_samples_are_no_problem():
 
 
 @pytest.fixture
-def one_thread_again():
+def thread_count_restored():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread_again")
+@pytest.mark.usefixtures("thread_count_restored")
 @pytest.mark.parametrize("area", [areas.batch(24), areas.instance(24)], ids=repr)
 def test_threads_do_not_change_a_bit(area, monkeypatch):
     monkeypatch.setattr(library, "LEAST_TO_SHARE", 1)
@@ -194,6 +209,45 @@ def test_a_mean_far_from_zero_cancels_nothing(mean):
     assert error < 30 * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
+def test_many_equal_products_are_added_in_parts_and_chunks_in_float64(layout):
+    """The covariance's error, of 160,000 samples: sums one after the other, in a tile or over
+    chunks, leave five times as much.
+    """
+    x = layout(torch.where(torch.rand(400, 4, 400) < 0.5, -0.1, 0.1))
+    with isonorm.backend("native"):
+        _, statistics = normalize(x, area="batch", operation=NEWTON)
+    exact = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
+    assert (statistics.cov[0] - exact).norm() < 1e-7 * exact.norm()
+
+
+@pytest.mark.parametrize("num_iters", [14, 15, 100])
+def test_long_iterations_that_need_watching_are_left_to_plain_torch(num_iters):
+    """Duplicated channels: an eigenvalue that rounding left below zero would grow by 9/4 a step."""
+    root, native_root = (
+        make_root("newton", num_iters),
+        in_native_code(make_root("newton", num_iters)),
+    )
+    assert (type(native_root) is type(root)) == (num_iters > 14)
+    x = torch.randn(64, 6)[:, [0, 1, 2, 0, 1, 2]].requires_grad_()
+    with isonorm.backend("native"):
+        y, _ = normalize(x, area="batch", operation=operations.whiten("newton", num_iters))
+    (dx,) = torch.autograd.grad(y, x, torch.randn_like(y))
+    assert y.isfinite().all() and dx.isfinite().all() and y.abs().max() < 10
+
+
+@pytest.mark.parametrize("samples", [1, 2, 15, 16, 17, 40])
+def test_problems_with_few_samples_work_in_little_room(samples):
+    """Tiles are no longer than what there is: the work is a problem's, not a tile's."""
+    x = torch.randn(4, 6, samples, dtype=torch.float64)
+    run = library.Pass(areas.instance(3), areas.Block(0, 2, 3).view(x))
+    mean, cov = run.moments()
+    problems = x.view(8, 3, samples)
+    torch.testing.assert_close(mean, problems.mean(-1))
+    want = torch.stack([torch.cov(p, correction=0).view(3, 3) for p in problems])
+    torch.testing.assert_close(cov, want, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_stays_within_its_group(value):
     x = torch.randn(6, 8, 3, 5)
@@ -239,7 +293,7 @@ def test_layers_in_several_threads_share_nothing():
         assert all(torch.equal(y, want) for y in found[number])
 
 
-@pytest.mark.usefixtures("one_thread_again")
+@pytest.mark.usefixtures("thread_count_restored")
 def test_threads_that_share_problems_have_their_own_room(monkeypatch):
     monkeypatch.setattr(library, "LEAST_TO_SHARE", 1)
     x = torch.randn(64, 48, 100)
@@ -309,6 +363,15 @@ def test_tensors_that_wrap_others_are_computed_with(which):
         given[which] = Wrapped(given[which])
     for g, w in zip(step(given, dy), want, strict=True):
         torch.testing.assert_close(g, w)
+
+
+def test_tensors_that_wrap_others_are_refused_where_native_code_is_insisted_on():
+    weight = Wrapped(torch.rand(6))
+    with (
+        isonorm.backend("native"),
+        pytest.raises(RuntimeError, match="'native' was asked for, but a tensor besides the input"),
+    ):
+        isonorm.functional.iter_norm(torch.randn(8, 6, 4), group_size=4, weight=weight)
 
 
 def test_autograds_zeros_which_have_no_memory_are_zeros():

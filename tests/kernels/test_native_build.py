@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import isonorm
-from isonorm.kernels import INTERPRETING, choose, native
+from isonorm.kernels import choose, native
+from isonorm.kernels.choice import INTERPRETING
 from isonorm.kernels.native import build, library
 from tests.kernels.paths import needs_native_code
 
@@ -41,7 +42,7 @@ def program(folder: Path, name: str, script: str) -> Path:
 
 
 def gcc() -> str:
-    return build._toolchain().compiler[0]
+    return next(build._toolchains()).compiler[0]
 
 
 def files(folder: Path) -> list[str]:
@@ -94,7 +95,9 @@ def test_without_a_compiler_plain_torch_runs(cache, tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "there is no GCC" in str(native.why_not(torch.float32))
-    choice = choose(isonorm.operation.whiten(), isonorm.area.batch(), torch.randn(4, 2))
+    choice = choose(
+        torch.randn(4, 2), area=isonorm.area.batch(), operation=isonorm.operation.whiten()
+    )
     assert INTERPRETING or (choice.backend == "torch" and "there is no GCC" in choice.reason)
     assert normalizes() and not files(cache)
 
@@ -103,14 +106,14 @@ def test_another_compiler_named_by_cc_is_not_asked(tmp_path, monkeypatch):
     """The sources are GCC's: with CC=clang, gcc compiles them, if it is there."""
     other = program(tmp_path, "clang", 'test "$1" = --version && echo clang version 19 || exit 1')
     monkeypatch.setenv("CC", f"{other} -m64")
-    assert build._toolchain().compiler == ("gcc",)
+    assert next(build._toolchains()).compiler == ("gcc",)
     monkeypatch.setenv("CC", f"{gcc()} -DUNUSED=1")
-    assert build._toolchain().compiler == (gcc(), "-DUNUSED=1")
+    assert next(build._toolchains()).compiler == (gcc(), "-DUNUSED=1")
 
 
 def test_a_cc_that_is_no_command_is_passed_over(monkeypatch):
     monkeypatch.setenv("CC", "gcc'")
-    assert build._toolchain().compiler == ("gcc",)
+    assert next(build._toolchains()).compiler == ("gcc",)
 
 
 def test_what_a_killed_process_left_is_tidied_up(cache):
@@ -134,8 +137,9 @@ from isonorm.kernels.native import build
 folder = build._own_folder()
 child = os.fork()
 if not child:
+    assert build._own_folder() != folder
     sys.exit()
-os.waitpid(child, 0)
+assert not os.waitpid(child, 0)[1]
 print(folder.is_dir(), folder)
 """
     told = subprocess.run(
@@ -148,22 +152,43 @@ print(folder.is_dir(), folder)
 BROKEN = {
     "tells in no known letters": (r"printf '\377 error\n' >&2; exit 1", "failed: \ufffd error"),
     "fails": ("echo no space left: error >&2; exit 1", "failed: no space left: error"),
-    "hangs": ("exec sleep 60", "did not end within"),
+    "is killed": ("kill -9 $$", "failed: it ended with status -9"),
+    "hangs": ("exec /bin/sleep 60", "did not end within"),
     "writes nothing": ("exit 0", "No such file"),
 }
+
+
+def broken(folder: Path, script: str) -> str:
+    """A compiler that says it is GCC, and no more."""
+    version = 'test "$1" = --version && echo Free Software Foundation && exit 0'
+    return str(program(folder, "broken-cc", f"{version}\n{script}"))
 
 
 @pytest.mark.parametrize(("script", "why"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_compiler_is_told_once_and_plain_torch_runs(
     cache, script, why, tmp_path, monkeypatch
 ):
-    version = 'test "$1" = --version && echo Free Software Foundation && exit 0'
-    monkeypatch.setenv("CC", str(program(tmp_path, "broken-cc", f"{version}\n{script}")))
+    monkeypatch.setenv("CC", broken(tmp_path, script))
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build, "PATIENCE", 0.5)
     with pytest.warns(RuntimeWarning, match="plain torch whitens.*ISONORM_BACKEND=torch") as told:
         assert why in str(native.why_not(torch.float32))
     assert why in str(told[0].message)
     assert normalizes() and not files(cache)  # and no second warning, which would be an error
+
+
+def test_where_cc_cannot_build_them_gcc_does(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", broken(tmp_path, "exit 1"))
+    assert native.why_not(torch.float32) is None and normalizes()
+    assert len(files(cache)) == 1
+
+
+def test_where_the_cache_is_full_a_process_keeps_its_own(cache, tmp_path, monkeypatch):
+    """The compiler says so, not Python."""
+    full = f'case "$*" in *{cache}*) echo No space left on device >&2; exit 1;; esac'
+    monkeypatch.setenv("CC", str(program(tmp_path, "full-cc", f'{full}\nexec {gcc()} "$@"')))
+    assert native.why_not(torch.float32) is None and normalizes()
+    assert not files(cache) and len(list(tmp_path.glob("native-float-*.so"))) == 1
 
 
 @pytest.mark.parametrize("home", ["a file", "nowhere"])
@@ -181,8 +206,14 @@ def test_where_no_cache_can_be_a_process_builds_its_own(home, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda _: b"\x7fELF, and no more of it", lambda whole: whole[:40], lambda _: b""],
-    ids=["other bytes", "cut off", "empty"],
+    [
+        lambda _: b"\x7fELF, and no more of it",
+        lambda whole: whole[:40],
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole[:4096] + bytes(8192) + whole[12288:],
+        lambda _: b"",
+    ],
+    ids=["other bytes", "cut off", "half", "with a hole", "empty"],
 )
 def test_a_damaged_library_is_replaced(cache, tmp_path, damage):
     path = next(build.libraries(torch.float32))

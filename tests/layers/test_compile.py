@@ -5,6 +5,7 @@ eager mode.
 from __future__ import annotations
 
 import copy
+from math import inf
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch._dynamo.testing
 from torch.func import grad, jvp
 
 import isonorm
+from isonorm import operation
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +152,12 @@ def test_gradient_inside_compile(draw):
 
     found = torch.compile(pull, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(found, pull(x))
+
+
+@pytest.mark.parametrize("p", [1, 2, inf])
+def test_symbols_for_sizes_do_not_keep_a_layer_from_being_traced(p, draw):
+    layer = isonorm.Normalize(12, operation=operation.standardize(p), dtype=torch.float64)
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="eager", dynamic=True)
+    for shape in ((4, 12, 5), (6, 12, 7)):
+        x = draw(*shape, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), layer(x))

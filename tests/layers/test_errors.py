@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy
 import pytest
 import torch
+from torch import nn
 
 import isonorm
 from isonorm import DBN, BatchNorm, GroupNorm, IterNorm, LayerNorm, Normalize, area, operation
@@ -192,17 +194,64 @@ def test_statistics_that_do_not_fit_the_area_are_refused(draw):
         ("momentum", NAN, ValueError, "momentum must be None or between 0 and 1; got nan"),
         ("momentum", "a", ValueError, "got 'a'"),
         ("eps", NAN, ValueError, "got nan"),
+        ("act", "gelu", ValueError, "act must be None or one of .*got 'gelu'"),
+        ("act", ["relu"], ValueError, r"got \['relu'\]"),
+        ("weight", nn.Parameter(torch.ones(12, 1)), ValueError, r"got \(12, 1\)"),
+        ("bias", nn.Parameter(torch.ones(11)), ValueError, r"bias must have shape \(12,\)"),
+        ("running_mean", torch.zeros(11), RuntimeError, r"running_mean must .* \(12,\).*\(11,\)"),
+        ("running_cov", torch.eye(3).repeat(3, 1, 1), RuntimeError, r"running_cov must .*clone"),
+        ("running_cov", torch.eye(5).expand(3, 5, 5), RuntimeError, "one that repeats its numbers"),
+        ("running_mean", torch.zeros(12, device="meta"), ValueError, "move them together"),
     ],
 )
 def test_a_wrong_option_set_later_changes_no_buffer(draw, name, value, error, message):
     layer = IterNorm(12, group_size=5)
     layer(draw(4, 12, 5))
-    before = {name: b.clone() for name, b in layer.named_buffers()}
     setattr(layer, name, value)
+    before = {name: b.clone() for name, b in layer.named_buffers() if not b.is_meta}
     with pytest.raises(error, match=message):
         layer(draw(4, 12, 5))
-    for name, b in layer.named_buffers():
-        assert torch.equal(b, before[name]), name
+    for name, b in before.items():
+        assert torch.equal(layer.get_buffer(name), b), name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("act", "gelu", "got 'gelu'"),
+        ("weight", nn.Parameter(torch.ones(12, 1)), r"got \(12, 1\)"),
+        ("bias", nn.Parameter(torch.ones(11)), r"got \(11,\)"),
+        ("eps", -5, "eps must be a number ≥ 0; got -5"),
+        ("eps", "x", "got 'x'"),
+    ],
+)
+def test_eval_refuses_what_training_does(draw, name, value, message):
+    layer = IterNorm(12, group_size=5).eval()
+    setattr(layer, name, value)
+    with pytest.raises(ValueError, match=message):
+        layer(draw(4, 12, 5))
+
+
+@pytest.mark.parametrize("name", ["group_size", "num_iters"])
+def test_what_a_layer_is_made_with_is_not_set_later(name):
+    layer = IterNorm(12)
+    with pytest.raises(AttributeError, match=f"IterNorm.{name} cannot be set to 3: .*new one"):
+        setattr(layer, name, 3)
+    assert layer.group_size == 64 and layer.num_iters == 5
+
+
+def test_one_value_in_eval_is_told_what_helps_in_eval():
+    layer = IterNorm(12, track_running_stats=False).eval()
+    with pytest.raises(ValueError, match=r"keeps running statistics\.$"):
+        layer(torch.randn(1, 12))
+
+
+def test_arrays_are_no_switches():
+    for several in (torch.tensor([True, False]), numpy.array([True, False])):
+        with pytest.raises(TypeError, match="affine must be True or False"):
+            IterNorm(12, affine=several)
+        with pytest.raises(ValueError, match="p = 1, 2 or"):
+            operation.standardize(p=several)
 
 
 def test_backends_are_checked_by_name():

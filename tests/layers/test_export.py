@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+import isonorm
 from tests.exporting import (
     LINEAR_ALGEBRA,
     LOOPS_AND_ROOTS,
@@ -69,6 +70,15 @@ def test_export_of_a_layer_fresh_from_a_checkpoint(cases, name, draw):
     torch.testing.assert_close(program.module()(x), trained.eval()(x))
 
 
+def test_a_saved_program_is_loaded(case, draw):
+    """Of layers with running statistics, and of those that normalize by their input's."""
+    for layer in (case.make().eval(), case.untracked().eval()):
+        x, file = draw(4, 12, 5, 6), BytesIO()
+        torch.export.save(torch.export.export(layer, (x,)), file)
+        file.seek(0)
+        torch.testing.assert_close(torch.export.load(file).module()(x), layer(x))
+
+
 def test_trace(batch_case, draw):
     frozen, x = network(batch_case, draw), torch.randn(4, 3, 5, 6)
     module = traced(frozen, x)
@@ -78,16 +88,18 @@ def test_trace(batch_case, draw):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_a_trace_within_an_example_is_of_torch_alone(sample_case, draw):
-    layer, file = sample_case.make().eval(), BytesIO()
+@pytest.mark.parametrize("size", [5, 80], ids=["few positions", "many"])
+def test_a_trace_that_normalizes_by_its_input_is_of_torch_alone(case, size, draw):
+    """Norms within an example, and over the batch where there are no running statistics."""
+    layer, file = case.untracked().eval(), BytesIO()
     if layer.operation.norm == inf:
         pytest.skip("the constant of p = ∞ is made for one number of samples")
     module = traced(layer, draw(4, 12, 5, 6))
     assert "isonorm::" not in str(module.inlined_graph)
     torch.jit.save(module, file)
-    for shape in ((4, 12, 5, 6), (7, 12, 5, 6)):
-        x = draw(*shape)
-        torch.testing.assert_close(module(x), layer(x), rtol=1e-4, atol=1e-5)
+    for examples in (4, 7):
+        x = draw(examples, 12, size, size)
+        torch.testing.assert_close(module(x), layer(x), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -126,3 +138,13 @@ def test_onnx_by_torchscript(cases, name, fuse, shape, draw, tmp_path):
     layer(draw(64, *shape[1:]))
     layer.eval()
     run_in_onnx_by_torchscript(layer.fuse() if fuse else layer, torch.randn(shape), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "groupnorm", "instancenorm", "positionalnorm"])
+def test_onnx_by_torchscript_within_an_example(cases, name, draw, tmp_path):
+    run_in_onnx_by_torchscript(cases[name].make().eval(), draw(4, 12, 5, 6), tmp_path)
+
+
+def test_onnx_by_torchscript_without_running_statistics(draw, tmp_path):
+    layer = isonorm.IterNorm(12, group_size=4, track_running_stats=False).eval()
+    run_in_onnx_by_torchscript(layer, draw(4, 12, 5, 6), tmp_path)

@@ -300,3 +300,33 @@ def test_tangents_do_not_reach_the_statistics(draw):
         layer(forward_ad.make_dual(draw(8, 12), draw(8, 12)))
         for buffer in (layer.running_mean, layer.running_cov):
             assert forward_ad.unpack_dual(buffer).tangent is None
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_statistics_may_be_left_alone_for_a_while(batch_case, draw, compiled):
+    """As torch's: other batches pass, in training mode, and are forgotten."""
+    layer = batch_case.make()
+    layer(draw(6, 12, 4))
+    before = {name: b.clone() for name, b in layer.named_buffers()}
+    call = torch.compile(layer, backend="eager") if compiled else layer
+    layer.track_running_stats = False
+    assert call(draw(6, 12, 4) + 3).isfinite().all()
+    for name, b in layer.named_buffers():
+        assert torch.equal(b, before[name]), name
+    layer.track_running_stats = True
+    call(draw(6, 12, 4) + 3)
+    assert layer.num_batches_tracked == 2
+    torch.compiler.reset()
+
+
+def test_statistics_may_be_taken_away(batch_case, draw):
+    """For adaptation at test time: every batch is then normalized by its own."""
+    layer, x = batch_case.make(), draw(6, 12, 4)
+    layer(x)
+    layer.track_running_stats = False
+    layer.running_mean = layer.running_cov = layer.running_whitening = None
+    expected = layer(x)
+    for other in (layer.eval(), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), expected)
+    layer.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x), expected)

@@ -7,13 +7,14 @@ import copy
 import torch
 from torch import nn
 
-from isonorm import EquiConv2d, kernels
+from isonorm import EquiConv2d, backend
+from isonorm.kernels.choice import INTERPRETING
 from isonorm.weights.balance import balanced_kernel
 from isonorm.weights.equilibrium import normalize_kernel
 
-DEVICE = "cpu" if kernels.INTERPRETING else "cuda"
+DEVICE = "cpu" if INTERPRETING else "cuda"
 #: What compiles for it.
-BACKEND = "aot_eager" if kernels.INTERPRETING else "inductor"
+BACKEND = "aot_eager" if INTERPRETING else "inductor"
 #: Relative to the largest element: the rounding of the output, and for float32 that of sums.
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
 R = 7
@@ -102,7 +103,7 @@ def check_layer(**options) -> None:
         cotangent = torch.randn_like(y)
         found = torch.autograd.grad(y, (x, *layer.parameters()), cotangent, create_graph=True)
         again = torch.autograd.grad(y, (x, *layer.parameters()), cotangent, retain_graph=True)
-        with kernels.backend("reference"):
+        with backend("reference"):
             z = other(x)
             expected = torch.autograd.grad(
                 z, (x, *other.parameters()), cotangent, create_graph=True

@@ -17,7 +17,9 @@ from torch import Tensor
 from ..activation import finish
 from ..area import flat, flat_shape
 from ..statistics import working_dtype
-from . import explicit, is_traced, is_watched, reference
+from ..symbolic import is_traced
+from . import explicit, reference
+from .choice import is_watched, requested
 from .explicit import Saved, recovery_of
 from .operators import register, surroundings
 from .plan import Plan, pack
@@ -60,6 +62,11 @@ def _within_reach(plan: Plan, *tensors: Tensor | None) -> Plan:
     """The plan for these tensors: what wraps others, or is watched, has no address to give."""
     if plan.backend != "native" or not any(t is not None and is_watched(t) for t in tensors):
         return plan
+    if requested() == "native":
+        raise RuntimeError(
+            "backend='native' was asked for, but a tensor besides the input wraps another, or is "
+            "watched: native code needs the addresses of numbers."
+        )
     return replace(plan, backend="torch")
 
 

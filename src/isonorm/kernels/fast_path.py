@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..area import flat_shape
+from . import choice
 from .autograd import as_stored, differentiable_backward, fake_gradients, is_batched
 from .explicit import extra_to_save, is_dense
 from .operators import register, surroundings
@@ -29,13 +29,13 @@ def is_open(x: Tensor) -> bool:
     input is a plain tensor on the current GPU (or the interpreter stands in for one), stored as it
     is, and no compiler, tracer, transform, forward mode or inference mode is active.
     """
-    if torch.compiler.is_compiling() or not (x.is_cuda or kernels.INTERPRETING):
+    if torch.compiler.is_compiling() or not (x.is_cuda or choice.INTERPRETING):
         return False
-    if not kernels.HAS_TRITON:
+    if not choice.HAS_TRITON:
         return False
-    if kernels.is_watched(x) or x.is_neg() or kernels.requested() not in ("auto", "triton"):
+    if choice.is_watched(x) or x.is_neg() or choice.requested() not in ("auto", "triton"):
         return False
-    if kernels.why_not_explicit() is not None or torch.is_inference_mode_enabled():
+    if choice.why_not_explicit() is not None or torch.is_inference_mode_enabled():
         return False
     return not x.is_cuda or x.get_device() == torch._C._cuda_getDevice()
 
@@ -151,7 +151,7 @@ def _remembered(x, weight, bias, residual, plan: Plan) -> tuple[Tensor, Prepared
     that only what is new is asked.
     """
     kinds = tuple([None if t is None else t.dtype for t in (weight, bias, residual)])
-    precision = kernels.float32_precision()
+    precision = choice.float32_precision()
     key = ("fast path", x.shape, x.stride(), x.dtype, x.device, kinds, precision)
     found = plan.passes.get(key)
     if found is None:

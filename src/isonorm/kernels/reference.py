@@ -64,7 +64,7 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
 def _measure(problems: Tensor, operation: Operation) -> Statistics:
     m = problems.shape[-1]
     if m == 0:  # a rank, or a caller, without samples
-        return Statistics(0, problems.sum(-1), problems @ problems.mT)
+        return Statistics(0, problems.sum(-1), problems @ problems.transpose(-1, -2))
     if operation.is_quadratic:
         return measure(problems, center=operation.centers)
     mean = problems.mean(-1)

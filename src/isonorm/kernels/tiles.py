@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..area import Area
 from ..statistics import MOST_SAMPLES
-from . import is_watched
+from .choice import is_watched
 from .scratch import Scratch
 
 #: Numbers in a chunk: what a last-level cache holds; on a GPU, enough to hide a launch.

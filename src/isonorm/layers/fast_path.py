@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..area import flat_shape
 from ..checks import DTYPES, check_momentum, check_options, check_recovery
-from ..kernels import choose, fast_path, float32_precision, has_room_for_activation
+from ..kernels import choose, fast_path
+from ..kernels.choice import float32_precision, has_room_for_activation
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
 from ..statistics import Statistics
-from .buffers import being_recomputed
 from .running import RunningTransform
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
         return None
     parameters, averages = norm._parameters, None
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    if norm.training and norm._buffers["running_mean"] is not None and not being_recomputed():
+    if norm.averages_batches:
         averages = _averages(norm)
     key = (
         x.shape, x.stride(), x.dtype, x.get_device(), float32_precision(),
@@ -108,7 +108,7 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
         return None  # made of other parameters
     if x.dim() < 2 or x.dtype not in DTYPES or norm.process_group:
         return None
-    if choose(norm.operation, norm.area, x).backend != "triton":
+    if choose(x, area=norm.area, operation=norm.operation).backend != "triton":
         return None
     check_options(norm.eps, norm.act)
     check_momentum(norm.momentum)

@@ -46,7 +46,7 @@ class BatchOptions(SampleOptions, total=False):
 
 
 class Normalize(RunningTransform):
-    """Any normalization of the survey: area × operation × recovery, each by name or as an object.
+    """Any combination of an area, an operation and a recovery, each by name or as an object.
 
     Args:
         num_features: channels of the input, (N, C, *) of any rank ≥ 2.
@@ -167,7 +167,7 @@ class Normalize(RunningTransform):
         result = functional.normalize_with_transform(
             x, self.area, self.operation, self.recovery,
             eps=self.eps, act=self.act, residual=residual,
-            group=self.process_group if self.training else "",
+            group=self.process_group if self.training else "", training=self.training,
         )  # fmt: skip
         self.commit(result.statistics, result.transform)
         return result.y
@@ -206,6 +206,11 @@ class Normalize(RunningTransform):
                 f"{type(self).__name__} expected input (N, {self.num_features}, *) with "
                 f"{self.num_features} channels in dimension 1; got shape {tuple(x.shape)}: move "
                 "the channels to dimension 1, or make the layer for as many as the input has."
+            )
+        if self.running_mean is not None and self.running_mean.device != x.device:
+            raise ValueError(
+                f"the input is on {x.device}, but the running statistics of {type(self).__name__} "
+                f"are on {self.running_mean.device}: move them together."
             )
 
     def extra_repr(self) -> str:

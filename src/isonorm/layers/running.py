@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..area import Area, Block
-from ..checks import check_dtype, check_flag, check_momentum
-from ..kernels import transforms_active
+from ..checks import check_dtype, check_flag, check_momentum, check_options
+from ..kernels.choice import transforms_active
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..statistics import Statistics, join_matrices, no_autocast
@@ -135,20 +135,30 @@ class RunningTransform(WideBuffers):
             self.num_batches_tracked.zero_()
         self.refresh()
 
-    @torch.no_grad()
-    def commit(self, statistics: Statistics, transform: Tensor) -> None:
-        """Averages a batch's statistics into the running ones: the only place that does.
-
-        An empty batch, and the second forward of activation checkpointing, leave them as they were.
+    @property
+    def averages_batches(self) -> bool:
+        """Whether a batch counts now. As in torch, ``track_running_stats`` may be switched off for
+        a while; the second forward of activation checkpointing never counts.
         """
-        if not self.training or self.running_mean is None or being_recomputed():
-            return
-        count = statistics.count
-        if isinstance(count, int) and count == 0:
-            return
-        assert self.num_batches_tracked is not None
+        if not self.training or self.running_mean is None or not self.track_running_stats:
+            return False
+        return not being_recomputed()
+
+    def commit(self, statistics: Statistics, transform: Tensor) -> None:
+        """Averages a batch's statistics into the running ones: the only place that does. An empty
+        batch leaves them as they were.
+        """
+        # Asked before gradients are switched off, of which an exported graph would keep a trace.
+        if self.averages_batches and not (type(statistics.count) is int and statistics.count == 0):
+            self._average(statistics, transform)
+
+    @torch.no_grad()
+    def _average(self, statistics: Statistics, transform: Tensor) -> None:
+        assert self.running_mean is not None and self.num_batches_tracked is not None
         check_momentum(self.momentum)
-        running = self._running_matrix()
+        count, running = statistics.count, self._running_matrix()
+        self._check_writable("running_mean", self.running_mean, self._num_means)
+        self._check_writable(self._running_name, running, *self._matrix_shape)
         mean = statistics.mean.reshape(-1)
         if mean.numel() > self._num_means:
             mean = mean[: self._num_means]
@@ -174,6 +184,20 @@ class RunningTransform(WideBuffers):
         pairs = ((self.running_mean, mean), (running, matrix))
         average_batch(self.num_batches_tracked, self.momentum, seen, pairs)
 
+    @property
+    def _matrix_shape(self) -> tuple[int, int, int]:
+        return self._num_problems, self._size, self._size
+
+    def _check_writable(self, name: str, buffer: Tensor, *shape: int) -> None:
+        """Refuses what somebody put in a buffer's place before any of them changes."""
+        repeats = any(step == 0 and n > 1 for step, n in zip(buffer.stride(), shape, strict=False))
+        if buffer.shape != shape or repeats:
+            got = "one that repeats its numbers" if repeats else f"shape {tuple(buffer.shape)}"
+            raise RuntimeError(
+                f"{type(self).__name__}.{name} must be a tensor of shape {shape}, with memory for "
+                f"every number; got {got}: assign a clone() of that shape."
+            )
+
     def _running_matrix(self) -> Tensor:
         matrix = getattr(self, self._running_name)
         if matrix is None:
@@ -185,7 +209,7 @@ class RunningTransform(WideBuffers):
 
     def refresh(self) -> None:
         """Derives the W of eval from the running statistics: on eval(), on loading, on change."""
-        if self.eval_transform is None:
+        if self.eval_transform is None or self.running_mean is None:  # or taken away since
             return
         # A new tensor: graphs of earlier forwards still hold the old one.
         self.eval_transform = self._derived_transform()
@@ -197,6 +221,7 @@ class RunningTransform(WideBuffers):
 
     def _derived_transform(self) -> Tensor:
         # Out of inference mode, whose tensors could not be used in training's graphs later.
+        check_options(self.eps, None)
         with torch.inference_mode(False), torch.no_grad():
             running = self._running_matrix().clone()
             if self.running == "whitening" or running.is_meta:
@@ -269,7 +294,7 @@ class RunningTransform(WideBuffers):
         """How W follows from the running statistics, in words that a state dict carries; None where
         they are W themselves, or there are none.
         """
-        if self.eval_transform is None or self.running == "whitening":
+        if self.running_mean is None or self.running == "whitening":
             return None
         if self._size == 1:  # all roots of one variance are the same
             return f"eps={self.eps:g}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..symbolic import is_traced
 from .gauge import Gauge
 from .polar import Polar
 from .recurrence import accurate, identity_like, trace
@@ -128,6 +129,8 @@ class ZCA:
         return self if device.type in ("cpu", "meta") else Polar()
 
     def __call__(self, sigma: Tensor) -> Tensor:
+        if is_traced():  # a graph with an autograd function in it could not be saved
+            return _InverseSquareRoot.forward(sigma)[0]
         return _InverseSquareRoot.apply(sigma)[0]
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ..symbolic import is_traced
+
 
 class Gauge:
     """A root given by how it factors Σ and by its R."""
@@ -36,6 +38,8 @@ class Gauge:
         return self
 
     def __call__(self, sigma: Tensor) -> Tensor:
+        if is_traced():  # a graph with an autograd function in it could not be saved
+            return self.factor(sigma)
         return _Whiten.apply(sigma, self)
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,9 +28,9 @@ SPECTRAL_BOUND = 1e-6
 #: beyond it, and from there the next steps would push it away.
 ROOM = 1e-4
 
-#: A step takes the interval to begin at this fraction of its end, if it begins below. Closest to 1
-#: over a wider one means to throw some eigenvalues far down, and rounding errors back up with them;
-#: this costs the smallest eigenvalues little of their growth, and no step.
+#: A step takes the interval to begin at this fraction of its end, if it begins below. Over a wider
+#: one the minimax polynomial shrinks some eigenvalues far below 1, and growing them back would
+#: amplify their rounding errors. This costs the smallest eigenvalues little growth, and no step.
 CUSHION = 0.1
 
 #: Enough for that bound: the error is then below float64 rounding.

@@ -91,7 +91,7 @@ class Watch:
     """Says of each problem when a long iteration has arrived and should stop.
 
     Newton's step, and the Taylor step that ends ``polar``, bring every eigenvalue of Z in [0, 1]
-    closer to 1, so that ‖Z − I‖ falls. Where it no longer does nothing is left to gain. But
+    closer to 1, so that ‖Z − I‖ falls. Once it stops falling, nothing is left to gain. But
     rounding, ``unit``, may have left a singular covariance an eigenvalue of −u, which a step
     multiplies by a²: after few steps it is still nothing, after many it would be everything.
     Problems are stopped from the step on that could make something of it.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import kernels
+from ..kernels import choice
 from ..kernels.autograd import is_batched
 from ..layers.buffers import average_batch
 from . import explicit, operators
@@ -62,22 +62,22 @@ def _trains_on_a_gpu(w: Tensor, v: Tensor, gamma: Tensor | None) -> bool:
     """Whether a compiler is to call the operator: for inference, and on a CPU, it does as well by
     itself.
     """
-    if not kernels.HAS_TRITON or kernels.requested() in ("reference", "torch"):
+    if not choice.HAS_TRITON or choice.requested() in ("reference", "torch"):
         return False
-    if not (w.is_cuda or kernels.INTERPRETING) or not torch.is_grad_enabled():
+    if not (w.is_cuda or choice.INTERPRETING) or not torch.is_grad_enabled():
         return False
     learns = w.requires_grad or v.requires_grad or (gamma is not None and gamma.requires_grad)
-    return learns and kernels.why_not_explicit() is None
+    return learns and choice.why_not_explicit() is None
 
 
 def _is_open(w: Tensor, v: Tensor, gamma: Tensor | None) -> bool:
     """Whether the tensors are plain, and no compiler, tracer, dispatch mode, transform or request
     calls for the reference.
     """
-    if torch.compiler.is_compiling() or kernels.requested() == "reference":
+    if torch.compiler.is_compiling() or choice.requested() == "reference":
         return False
     given = (w, v) if gamma is None else (w, v, gamma)
-    return not any(map(kernels.is_watched, given)) and kernels.why_not_explicit() is None
+    return not any(map(choice.is_watched, given)) and choice.why_not_explicit() is None
 
 
 def average_sums(
@@ -102,9 +102,9 @@ def average_sums(
 
 def _takes_kernels(t: Tensor) -> bool:
     """Whether Triton's kernels may run on a tensor: on the GPU that is the current one."""
-    if not kernels.HAS_TRITON or kernels.requested() == "torch":
+    if not choice.HAS_TRITON or choice.requested() == "torch":
         return False
-    return t.get_device() == torch._C._cuda_getDevice() if t.is_cuda else kernels.INTERPRETING
+    return t.get_device() == torch._C._cuda_getDevice() if t.is_cuda else choice.INTERPRETING
 
 
 class _Explicit(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from ...area import Block
-from .. import INTERPRETING
+from ..choice import INTERPRETING
 from ..plan import Plan
 from . import stream
 from .launch import Launcher
@@ -359,7 +359,7 @@ def _together(size: int, groups: int) -> int:
 
 
 def product_precision(dtype: torch.dtype, promoted: bool, precision: str) -> str:
-    """16-bit operands multiply exactly; float32 follows ``kernels.float32_precision``, whose "high"
+    """16-bit operands multiply exactly; float32 follows ``choice.float32_precision``, whose "high"
     means TF32 or sums of two bfloat16.
     """
     if promoted:

@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import INTERPRETING
+from ..choice import INTERPRETING
 
 #: The compute capability from which on kernels can wait for each other.
 LEAST_CAPABILITY = (9, 0)

@@ -17,7 +17,7 @@ from ...area import Block
 from ...roots import Recurrence
 from ...roots.polar import cubic_steps
 from ...roots.recurrence import Step
-from .. import float32_precision
+from ..choice import float32_precision
 from ..plan import MOST_SHAPES, Plan, is_short
 from .launch import Launcher
 from .layout import CHANNELS, Layout, layout, padded

@@ -26,11 +26,13 @@ from typing import NamedTuple
 
 import torch
 
-from .. import LARGEST_NATIVE_GROUP
+from ..choice import LARGEST_NATIVE_GROUP
 
 HERE = Path(__file__).parent
 SOURCES = ("passes.c", "newton.c")
 HEADERS = ("multiply.h", "tile.h")
+#: Bytes of the digest that a library ends with.
+DIGEST_SIZE = hashlib.sha256().digest_size
 #: Seconds after which a compiler is taken to hang.
 PATIENCE = 120
 #: How folders begin in which a library is being built.
@@ -62,11 +64,23 @@ class Toolchain(NamedTuple):
 
 def libraries(dtype: torch.dtype) -> Iterator[Path]:
     """Libraries for numbers of that type, each to be tried where the one before cannot be loaded:
-    the one in the user's cache, built if nobody has yet; one built in its place, if it was there,
-    but damaged; and this process's own.
+    by each compiler in turn, where the one before fails.
+    """
+    failed: Failed | None = None
+    for tools in _toolchains():
+        try:
+            yield from _libraries_by(tools, dtype)
+        except Failed as why:
+            failed = failed or why
+    if failed is not None:
+        raise failed
+
+
+def _libraries_by(tools: Toolchain, dtype: torch.dtype) -> Iterator[Path]:
+    """The library in the user's cache, built if it is not there, or damaged; and this process's
+    own.
     """
     real, bytes_each = REALS[dtype]
-    tools = _toolchain()
     width, own = CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), (16, ()))
     sizes = {"REAL": real, "LANES": width // bytes_each, "MOST_FEATURES": LARGEST_NATIVE_GROUP}
     flags = (*FLAGS, *own, *(f"-D{name}={value}" for name, value in sizes.items()))
@@ -75,18 +89,33 @@ def libraries(dtype: torch.dtype) -> Iterator[Path]:
         digest.update((HERE / name).read_bytes())
     name = f"native-{real}-{digest.hexdigest()[:16]}.so"
 
-    with suppress(OSError, RuntimeError):  # no home, or none to write to
+    with suppress(Failed, OSError, RuntimeError):  # no home, none to write to, or no space
         shared = _cache() / name
-        if shared.exists():
+        if _is_whole(shared):
             yield shared
         yield _build(tools, flags, shared)
     yield _build(tools, flags, _own_folder() / name)
 
 
-def _toolchain() -> Toolchain:
-    """CC if that is GCC, as the sources are written for it; else ``gcc``."""
+def _is_whole(library: Path) -> bool:
+    """Whether it ends with a digest of the rest: of a library with pages missing, whoever loads it
+    dies before anybody can say so.
+    """
+    if not library.is_file():
+        return False
+    whole = library.read_bytes()
+    return whole[-DIGEST_SIZE:] == _digest(whole[:-DIGEST_SIZE])
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _toolchains() -> Iterator[Toolchain]:
+    """CC if that is GCC, as the sources are written for it; then ``gcc``."""
     if sys.platform != "linux":
         raise Unavailable(f"native code is built on Linux, and this is {sys.platform}")
+    found = False
     for compiler in (_words(os.environ.get("CC", "")), ["gcc"]):
         if compiler and shutil.which(compiler[0]):
             try:
@@ -94,8 +123,10 @@ def _toolchain() -> Toolchain:
             except (Failed, OSError):
                 continue
             if "Free Software Foundation" in version:
-                return Toolchain(tuple(compiler), version.split("\n")[0], _openmp())
-    raise Unavailable("there is no GCC to build native code with, neither as CC nor as gcc")
+                found = True
+                yield Toolchain(tuple(compiler), version.split("\n")[0], _openmp())
+    if not found:
+        raise Unavailable("there is no GCC to build native code with, neither as CC nor as gcc")
 
 
 def _words(command: str) -> list[str]:
@@ -130,10 +161,14 @@ def _cache() -> Path:
     return folder
 
 
-@cache
 def _own_folder() -> Path:
     """This process's, gone when it ends."""
-    folder, owner = tempfile.mkdtemp(prefix="isonorm-"), os.getpid()
+    return _folder_of(os.getpid())
+
+
+@cache
+def _folder_of(owner: int) -> Path:
+    folder = tempfile.mkdtemp(prefix="isonorm-")
 
     def remove() -> None:
         if os.getpid() == owner:  # not a process that was forked
@@ -153,7 +188,9 @@ def _build(tools: Toolchain, flags: tuple[str, ...], target: Path) -> Path:
             _run([*tools.compiler, *flags, "-c", str(HERE / source), "-o", objects[-1]])
         # Without -fopenmp, which here would add the compiler's own library.
         _run([*tools.compiler, "-shared", *objects, str(tools.openmp), "-lm", "-o", str(made)])
-        with made.open("rb") as file:  # a part of a library would crash who loads it
+        with made.open("r+b") as file:
+            file.write(_digest(file.read()))
+            file.flush()
             os.fsync(file.fileno())
         os.replace(made, target)
     return target
@@ -181,6 +218,7 @@ def _run(command: list[str]) -> str:
     except subprocess.TimeoutExpired:
         raise Failed(f"{command[0]} did not end within {PATIENCE} seconds") from None
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        told = done.stderr.strip() or f"it ended with status {done.returncode}"
+        errors = [line for line in told.splitlines() if "error" in line] or [told]
         raise Failed(f"{command[0]} failed: {errors[0].strip()}")
     return done.stdout

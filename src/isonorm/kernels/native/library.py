@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...area import Area
-from .. import LARGEST_NATIVE_GROUP
+from ..choice import LARGEST_NATIVE_GROUP
 from . import build
 
 #: Arithmetic below which more threads take longer than one.

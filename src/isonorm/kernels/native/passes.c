@@ -127,6 +127,7 @@ void moments(const REAL *x, const struct view *v, REAL *mean, REAL *cov, REAL *r
     const index_t problems = v->outer * v->inner, each = chunks(v, &s), d = v->features;
     const index_t size = part_size(&s);
     REAL *parts = room + threads * thread_size(&s);
+    if (!problems) return;
     if (!each) {
         memset(mean, 0, problems * d * sizeof(REAL));
         memset(cov, 0, problems * d * d * sizeof(REAL));

@@ -32,8 +32,9 @@ struct shape {
     int by_columns;
     index_t d;       /* features, padded */
     index_t samples; /* of a tile */
-    index_t width;   /* from one row, or column, to the next: not a power of two, which would
-                        put them all into the same few places of the cache */
+    index_t width;   /* from one row, or column, to the next; rows are padded so that it is not a
+                        power of two, which would put them all into the same few places of the
+                        cache */
 };
 
 static inline struct shape shape_of(const struct view *v)
@@ -41,7 +42,8 @@ static inline struct shape shape_of(const struct view *v)
     struct shape s;
     s.by_columns = v->feature_step == 1 && (v->samples == 1 || v->sample_step != 1);
     s.d = padded(v->features);
-    s.samples = TILE / s.d / PAD * PAD;
+    s.samples = least(TILE / s.d / PAD * PAD, padded(v->examples * v->samples));
+    if (!s.samples) s.samples = PAD; /* of problems without samples */
     s.width = s.by_columns ? s.d : s.samples + PAD;
     return s;
 }
