@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 import torch
+from torch import nn
 
 import isonorm
 from isonorm import Normalize, area, functional, operation
@@ -194,3 +195,31 @@ def test_repr_by_example():
     assert repr(isonorm.DBN(64, method="polar", num_iters=6)) == (
         "DBN(64, group_size=16, method='polar', num_iters=6, affine=True, eps=1e-05, momentum=0.1)"
     )
+
+
+def test_signatures_spell_out_every_keyword(case):
+    """For help, editors, and torch's own ``skip_init``, which looks for ``device``."""
+    layer = case.build(12)
+    if type(layer) is isonorm.Normalize:
+        return
+    names = set(inspect.signature(type(layer)).parameters)
+    assert {"num_features", "affine", "eps", "act", "device", "dtype"} <= names
+    assert ("momentum" in names) == layer.area.spans_batch
+    options = {name: getattr(layer, name) for name in layer._echoes}
+    bare = nn.utils.skip_init(type(layer), 12, **options)
+    assert repr(bare) == repr(layer)
+
+
+def test_a_class_of_ones_own_has_its_parents_keywords():
+    class Own(isonorm.IterNorm):
+        def __init__(self, num_features: int, *, extra: int = 1, **options) -> None:
+            super().__init__(num_features, **options)
+
+    class Fixed(isonorm.IterNorm):
+        def __init__(self, num_features: int) -> None:
+            super().__init__(num_features, group_size=4)
+
+    names = list(inspect.signature(Own).parameters)
+    assert names[:4] == ["num_features", "extra", "group_size", "num_iters"] and "eps" in names
+    assert list(inspect.signature(Fixed).parameters) == ["num_features"]
+    assert Own(8, group_size=4).group_size == Fixed(8).group_size == 4

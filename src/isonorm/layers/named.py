@@ -4,30 +4,69 @@ paper's defaults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+import inspect
+from typing import Any, ClassVar, Unpack
 
 from torch import nn
 
 from .. import area as areas
 from .. import operation as operations
+from ..area import Area
 from ..checks import check_flag
+from ..operation import Operation
 from .normalize import BatchOptions, Normalize, SampleOptions
 
 
-def _only(kind: type, options: Mapping[str, Any], layer: object) -> dict[str, Any]:
-    """The options, if they are all of a kind: a typo or another layer's keyword is refused."""
-    for name in options:
-        if name not in kind.__optional_keys__:  # type: ignore[attr-defined]
-            raise TypeError(f"{type(layer).__name__} has no keyword argument {name!r}.")
-    return dict(options)
+def _settled(part: str, name: str) -> property:
+    """An argument of the constructor, as the layer's area or operation has it; not to be set."""
+
+    def get(layer: Normalize) -> Any:
+        return getattr(getattr(layer, part), name)
+
+    def refuse(layer: Normalize, value: Any) -> None:
+        raise AttributeError(
+            f"{type(layer).__name__}.{name} cannot be set to {value!r}: a layer keeps the {name} "
+            "it was made with, so make a new one, or convert the model."
+        )
+
+    return property(get, refuse)
 
 
-def _recovery(affine: bool) -> str | None:
-    return "affine" if check_flag("affine", affine) else None
+class Named(Normalize):
+    """A composition with a name. Its own keywords come first; ``_options`` has those that it hands
+    on to :class:`Normalize`.
+    """
+
+    _options: ClassVar[type] = BatchOptions
+
+    def __init_subclass__(cls) -> None:
+        """Spells all keywords out for whoever reads signatures: help, editors, ``skip_init``."""
+        super().__init_subclass__()
+        own = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        if own and own[-1].kind == inspect.Parameter.VAR_KEYWORD:
+            own.pop()
+            parent = cls.__mro__[1]
+            inherited = inspect.signature(Normalize if parent is Named else parent).parameters
+            if parent is Named:
+                handed_on = cls._options.__optional_keys__  # type: ignore[attr-defined]
+                inherited = {name: p for name, p in inherited.items() if name in handed_on}
+            known = {parameter.name for parameter in own}
+            own += [p for name, p in inherited.items() if name not in known]
+        cls.__signature__ = inspect.Signature(own)
+
+    def _compose(
+        self, num_features: int, area: Area, operation: str | Operation, affine: bool, options: Any
+    ) -> None:
+        """What a subclass does in place of ``Normalize``'s constructor."""
+        for name in options:  # a typo, or another layer's keyword
+            if name not in self._options.__optional_keys__:  # type: ignore[attr-defined]
+                raise TypeError(f"{type(self).__name__} has no keyword argument {name!r}.")
+        recovery = "affine" if check_flag("affine", affine) else None
+        super().__init__(num_features, area=area, operation=operation, recovery=recovery, **options)
+        self.affine = affine
 
 
-class IterNorm(Normalize):
+class IterNorm(Named):
     """Iterative Normalization: T Newton steps towards the whitened batch (Huang et al., CVPR 2019).
 
     A drop-in for BatchNorm1d/2d/3d. Whitens groups of ``group_size`` channels (None: all together;
@@ -43,6 +82,8 @@ class IterNorm(Normalize):
     """
 
     _echoes = ("group_size", "num_iters", "affine")
+    group_size = _settled("area", "group_size")
+    num_iters = _settled("operation", "num_iters")
 
     def __init__(
         self,
@@ -53,18 +94,11 @@ class IterNorm(Normalize):
         affine: bool = True,
         **options: Unpack[BatchOptions],
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.batch(group_size),
-            operation=operations.whiten("newton", num_iters),
-            recovery=_recovery(affine),
-            **_only(BatchOptions, options, self),
-        )
-        self.group_size, self.num_iters = self.area.group_size, self.operation.num_iters
-        self.affine = affine
+        whiten = operations.whiten("newton", num_iters)
+        self._compose(num_features, areas.batch(group_size), whiten, affine, options)
 
 
-class DBN(Normalize):
+class DBN(Named):
     """Decorrelated Batch Normalization: full whitening of the batch (Huang et al., CVPR 2018).
 
     ``method`` names the result: "zca" (Σ^(-1/2), the paper's), "pca", "cholesky", or "polar", which
@@ -78,6 +112,9 @@ class DBN(Normalize):
     """
 
     _echoes = ("group_size", "method", "num_iters", "affine")
+    group_size = _settled("area", "group_size")
+    method = _settled("operation", "method")
+    num_iters = _settled("operation", "num_iters")
 
     def __init__(
         self,
@@ -89,20 +126,11 @@ class DBN(Normalize):
         affine: bool = True,
         **options: Unpack[BatchOptions],
     ) -> None:
-        if method == "newton":
-            raise ValueError("method='newton' is IterNorm: use isonorm.IterNorm.")
-        super().__init__(
-            num_features,
-            area=areas.batch(group_size),
-            operation=operations.whiten(method, num_iters),
-            recovery=_recovery(affine),
-            **_only(BatchOptions, options, self),
-        )
-        self.group_size, self.num_iters = self.area.group_size, self.operation.num_iters
-        self.method, self.affine = method, affine
+        whiten = operations.whiten_fully(method, num_iters)
+        self._compose(num_features, areas.batch(group_size), whiten, affine, options)
 
 
-class BatchNorm(Normalize):
+class BatchNorm(Named):
     """Batch Normalization (Ioffe & Szegedy 2015), for inputs of any rank.
 
     Its running variance is ``running_cov``, (C, 1, 1).
@@ -113,16 +141,10 @@ class BatchNorm(Normalize):
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[BatchOptions]
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.batch(1),
-            recovery=_recovery(affine),
-            **_only(BatchOptions, options, self),
-        )
-        self.affine = affine
+        self._compose(num_features, areas.batch(1), "standardize", affine, options)
 
 
-class MeanOnlyBatchNorm(Normalize):
+class MeanOnlyBatchNorm(Named):
     """Mean-only batch normalization, t − μ[t] + b (Salimans & Kingma 2016, Section 4).
 
     The companion of weight normalization, which settles the scale and leaves the mean to the batch:
@@ -139,14 +161,7 @@ class MeanOnlyBatchNorm(Normalize):
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[BatchOptions]
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.batch(1),
-            operation="center",
-            recovery=_recovery(affine),
-            **_only(BatchOptions, options, self),
-        )
-        self.affine = affine
+        self._compose(num_features, areas.batch(1), "center", affine, options)
 
     def _initial_parameters(self, device=None, dtype=None) -> dict[str, nn.Parameter]:
         parameters = super()._initial_parameters(device, dtype)
@@ -154,48 +169,40 @@ class MeanOnlyBatchNorm(Normalize):
         return parameters
 
 
-class LayerNorm(Normalize):
+class LayerNorm(Named):
     """Layer Normalization over channels and positions, affine per channel:
     ``torch.nn.GroupNorm(1, C)``.
     """
 
     _echoes = ("affine",)
+    _options = SampleOptions
 
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.layer(),
-            recovery=_recovery(affine),
-            **_only(SampleOptions, options, self),
-        )
-        self.affine = affine
+        self._compose(num_features, areas.layer(), "standardize", affine, options)
 
 
-class InstanceNorm(Normalize):
+class InstanceNorm(Named):
     """Instance Normalization (Ulyanov et al. 2016). Unlike torch's, affine by default, as every
     layer here is.
     """
 
     _echoes = ("affine",)
+    _options = SampleOptions
 
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.instance(1),
-            recovery=_recovery(affine),
-            **_only(SampleOptions, options, self),
-        )
-        self.affine = affine
+        self._compose(num_features, areas.instance(1), "standardize", affine, options)
 
 
-class GroupNorm(Normalize):
+class GroupNorm(Named):
     """Group Normalization (Wu & He 2018)."""
 
     _echoes = ("num_groups", "affine")
+    _options = SampleOptions
+    num_groups = _settled("area", "num_groups")
 
     def __init__(
         self,
@@ -205,19 +212,14 @@ class GroupNorm(Normalize):
         affine: bool = True,
         **options: Unpack[SampleOptions],
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.group(num_groups),
-            recovery=_recovery(affine),
-            **_only(SampleOptions, options, self),
-        )
-        self.num_groups, self.affine = self.area.num_groups, affine
+        self._compose(num_features, areas.group(num_groups), "standardize", affine, options)
 
 
-class BatchGroupNorm(Normalize):
+class BatchGroupNorm(Named):
     """Batch Group Normalization (Zhou et al. 2020): groups of channels, over the whole batch."""
 
     _echoes = ("num_groups", "affine")
+    num_groups = _settled("area", "num_groups")
 
     def __init__(
         self,
@@ -227,36 +229,29 @@ class BatchGroupNorm(Normalize):
         affine: bool = True,
         **options: Unpack[BatchOptions],
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.batch_group(num_groups),
-            recovery=_recovery(affine),
-            **_only(BatchOptions, options, self),
-        )
-        self.num_groups, self.affine = self.area.num_groups, affine
+        self._compose(num_features, areas.batch_group(num_groups), "standardize", affine, options)
 
 
-class PositionalNorm(Normalize):
+class PositionalNorm(Named):
     """Positional Normalization (Li et al. 2019): over the channels at each position."""
 
     _echoes = ("affine",)
+    _options = SampleOptions
 
     def __init__(
         self, num_features: int, *, affine: bool = True, **options: Unpack[SampleOptions]
     ) -> None:
-        super().__init__(
-            num_features,
-            area=areas.position(),
-            recovery=_recovery(affine),
-            **_only(SampleOptions, options, self),
-        )
-        self.affine = affine
+        self._compose(num_features, areas.position(), "standardize", affine, options)
 
 
-class GroupWhitening(Normalize):
+class GroupWhitening(Named):
     """Group Whitening (Huang et al. 2021): decorrelates the groups of channels of each example."""
 
     _echoes = ("num_groups", "method", "num_iters", "affine")
+    _options = SampleOptions
+    num_groups = _settled("area", "num_groups")
+    method = _settled("operation", "method")
+    num_iters = _settled("operation", "num_iters")
 
     def __init__(
         self,
@@ -269,23 +264,19 @@ class GroupWhitening(Normalize):
         **options: Unpack[SampleOptions],
     ) -> None:
         whiten = operations.whiten(method, num_iters)
-        super().__init__(
-            num_features,
-            area=areas.group(num_groups),
-            operation=whiten,
-            recovery=_recovery(affine),
-            **_only(SampleOptions, options, self),
-        )
-        self.num_groups, self.num_iters = self.area.num_groups, self.operation.num_iters
-        self.method, self.affine = method, affine
+        self._compose(num_features, areas.group(num_groups), whiten, affine, options)
 
 
-class InstanceWhitening(Normalize):
+class InstanceWhitening(Named):
     """Instance whitening (Siarohin et al. 2019, Pan et al. 2019): decorrelates channels within
     each example.
     """
 
     _echoes = ("group_size", "method", "num_iters", "affine")
+    _options = SampleOptions
+    group_size = _settled("area", "group_size")
+    method = _settled("operation", "method")
+    num_iters = _settled("operation", "num_iters")
 
     def __init__(
         self,
@@ -298,12 +289,4 @@ class InstanceWhitening(Normalize):
         **options: Unpack[SampleOptions],
     ) -> None:
         whiten = operations.whiten(method, num_iters)
-        super().__init__(
-            num_features,
-            area=areas.instance(group_size),
-            operation=whiten,
-            recovery=_recovery(affine),
-            **_only(SampleOptions, options, self),
-        )
-        self.group_size, self.num_iters = self.area.group_size, self.operation.num_iters
-        self.method, self.affine = method, affine
+        self._compose(num_features, areas.instance(group_size), whiten, affine, options)
