@@ -1,6 +1,4 @@
-"""isonorm: batch whitening at BatchNorm's price on a GPU, and normalizations as area × operation ×
-recovery.
-"""
+"""isonorm: batch whitening for PyTorch, and normalizations as area × operation × recovery."""
 
 from . import analysis as analysis
 from . import area as area

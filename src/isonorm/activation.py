@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ACTIVATIONS = {"identity": lambda y: y, "relu": F.relu, "silu": F.silu}
-#: Those that do something, as modules.
+#: The activations that are not the identity, as modules.
 MODULES = {"relu": nn.ReLU, "silu": nn.SiLU}
 
 

@@ -66,7 +66,7 @@ def create_norm(name: str, num_features: int, **options: Any) -> nn.Module:
 
 def register_norm(layer: type[Layer], *, paper: str = "") -> type[Layer]:
     """Gives a layer of your own a name, that of its class in lower case, by which ``create_norm``
-    and ``convert`` find it. It is called with the number of channels.
+    and ``convert`` find it. They call the class with the number of channels.
 
     >>> import isonorm
     >>> @register_norm

@@ -8,7 +8,7 @@ from typing import Any
 
 def plain(value: Any) -> Any:
     """numpy's and other libraries' numbers as int or float, so that a repr, a checkpoint and a
-    compiler see nothing else; whatever is no number as it is, for a check to refuse.
+    compiler see nothing else. What is not a number is returned unchanged, for a check to refuse.
 
     >>> import numpy
     >>> plain(numpy.int64(4)), plain(numpy.float32(0.5)), plain("4")
