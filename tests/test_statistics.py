@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from isonorm import area as areas
+from isonorm import synchronization
 from isonorm.statistics import (
     Statistics,
     join_matrices,
@@ -130,6 +131,7 @@ def test_nothing_is_the_neutral_element():
     nothing = Statistics(0, torch.zeros_like(stats.mean), torch.zeros_like(stats.cov))
     assert_same(merge(nothing, stats), stats)
     assert_same(merge(stats, nothing), stats)
+    assert_same(merge(nothing, nothing), nothing)
 
 
 def test_statistics_are_in_float64_for_float64_only():
@@ -160,6 +162,13 @@ def test_statistics_of_another_area_are_refused(groups):
         split_statistics(stats, areas.batch(4), 5, 10, 1)
 
 
+@pytest.mark.parametrize(("d", "size"), [(4, 5), (5, 4)], ids=["covariance", "mean"])
+def test_one_of_the_statistics_from_another_area_is_refused(d, size):
+    stats = Statistics(5, torch.zeros(3, d), torch.zeros(3, size, size))
+    with pytest.raises(ValueError, match="do not fit area"):
+        split_statistics(stats, areas.batch(4), 5, 10, 1)
+
+
 def test_nobody_to_talk_to_without_torch_distributed():
     assert group_name(None) == ""
     assert group_name("world") == "world"
@@ -170,3 +179,19 @@ def test_nobody_to_talk_to_without_torch_distributed():
 def test_a_wrong_process_group_is_explained():
     with pytest.raises(ValueError, match="process_group must be a torch"):
         group_name(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [[M], [30, 41, 19]], ids=["one rank", "three"])
+def test_ranks_lose_little_of_float64_far_from_zero(sizes, monkeypatch):
+    """Near 3e7 second moments about zero, 1e15 in float64, would be known to a tenth."""
+    parts = [measure(x) for x in (samples() + 1e8 / 3).split(sizes, -1)]
+    sent: list[list[torch.Tensor]] = []
+    monkeypatch.setattr(synchronization, "all_reduce", lambda own, _: sent.append(own) or own)
+    for part in parts:
+        synchronization.reduce_across("", [part], centers=True)
+    total = [torch.stack(each).sum(0) for each in zip(*sent, strict=True)]
+    monkeypatch.setattr(synchronization, "all_reduce", lambda own, _: total)
+    (found,) = synchronization.reduce_across("", parts[:1], centers=True)
+    expected = reduce(merge, parts)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-15, atol=0)
+    torch.testing.assert_close(found.cov, expected.cov, rtol=1e-6, atol=1e-6)

@@ -6,8 +6,10 @@ import warnings
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from isonorm import area as areas
+from isonorm import functional
 from isonorm.functional import dbn, normalize
 from isonorm.recovery import Affine, Coloring
 from isonorm.statistics import Statistics
@@ -98,6 +100,36 @@ WRONG = {
         r"color must have shape \(1, 6, 6\).*got \(2, 3, 3\)",
         {"operation": "whiten", "recovery": Coloring(torch.zeros(2, 3, 3), None)},
     ),
+    "a coloring's bias of another length": (
+        ValueError,
+        r"bias must have shape \(6,\), one number per channel; got \(7,\)",
+        {"operation": "whiten", "recovery": Coloring(torch.zeros(1, 6, 6), torch.zeros(7))},
+    ),
+    "a coloring of smaller groups": (
+        ValueError,
+        r"color must have shape \(1, 6, 6\).*got \(1, 3, 3\)",
+        {"operation": "whiten", "recovery": Coloring(torch.zeros(1, 3, 3), None)},
+    ),
+    "a recovery by name": (
+        TypeError,
+        "recovery must be None, .* got 'affine'",
+        {"recovery": "affine"},
+    ),
+    "a weight elsewhere": (
+        ValueError,
+        "the input is on cpu, but weight is on meta",
+        {"recovery": Affine(torch.ones(6, device="meta"), None)},
+    ),
+    "a mean of integers": (
+        TypeError,
+        r"statistics\.mean must be floating-point.*int64",
+        {"statistics": Statistics(8, torch.zeros(6, 1).long(), torch.ones(6, 1, 1))},
+    ),
+    "a covariance elsewhere": (
+        ValueError,
+        r"statistics\.cov is on meta",
+        {"statistics": Statistics(8, torch.zeros(6, 1), torch.ones(6, 1, 1, device="meta"))},
+    ),
     "no channels": (ValueError, "at least one channel", {"x": torch.randn(4, 0, 3)}),
     "eps that is no number": (ValueError, "eps must be a number ≥ 0; got 'a'", {"eps": "a"}),
     "no process group": (
@@ -124,3 +156,23 @@ def test_one_value_may_be_scaled():
 def test_newton_is_not_dbn():
     with pytest.raises(ValueError, match=r"use isonorm\.IterNorm or functional\.iter_norm"):
         dbn(X, method="newton")
+
+
+def test_nothing_of_one_value_each_stays_nothing():
+    """There is no value to be alone: no example, each of whose channels would have one."""
+    y, _ = normalize(torch.randn(0, 6, 1), area="instance", operation="standardize")
+    assert y.shape == (0, 6, 1)
+
+
+def test_what_ranks_cannot_share_is_refused_before_they_talk(monkeypatch):
+    monkeypatch.setattr(functional, "is_shared", lambda name: True)
+
+    def shared(x, area="batch"):
+        return normalize(x, area=area, operation="standardize", process_group="world")[0]
+
+    with pytest.raises(ValueError, match="nothing to share across ranks"):
+        shared(X, "layer")
+    with pytest.raises(RuntimeError, match=r"no rule for torch\\.func transforms"):
+        torch.func.vmap(shared)(X.expand(2, *X.shape))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode"):
+        shared(forward_ad.make_dual(X, X))

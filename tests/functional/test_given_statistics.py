@@ -69,3 +69,25 @@ def test_statistics_of_another_dtype_are_promoted():
     found, _ = normalize(x, area="batch", operation="whiten", statistics=narrow)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("wide", ["the input", "what is given"])
+def test_a_map_is_applied_in_the_wider_precision(wide):
+    mean, w = torch.full((1, 4), 1e4).double() + torch.rand(1, 4), torch.randn(1, 4, 4).double()
+    x = torch.randn(8, 4).double() + 1e4
+    if wide == "the input":
+        mean, w = mean.float(), w.float()
+    else:
+        x = x.float()
+    area, none = areas.batch(), Affine(None, None)
+    found = apply_transform(x, w, mean, none, area)
+    expected = apply_transform(x.double(), w.double(), mean.double(), none, area)
+    assert found.dtype == x.dtype
+    torch.testing.assert_close(found, expected.to(x.dtype), rtol=1e-6, atol=1e-6)
+
+
+def test_given_statistics_keep_their_precision():
+    x = torch.randn(8, 6, dtype=torch.float64)
+    _, statistics = normalize(x, area="batch", operation="whiten")
+    found, same = normalize(x.float(), area="batch", operation="whiten", statistics=statistics)
+    assert found.dtype == torch.float32 and torch.equal(same.cov, statistics.cov)

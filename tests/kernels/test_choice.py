@@ -47,6 +47,8 @@ def test_native_code_runs_on_a_cpu():
     assert choose(X, area=AREA, operation=WHITEN) == ("native", "a C compiler is there")
     assert choose(X.double(), area=AREA, operation=WHITEN).backend == "native"
     assert choose(X, area=areas.instance(2), operation=WHITEN).backend == "native"
+    large = areas.batch(2 * LARGEST_NATIVE_GROUP)  # of as many as there are, which is 4
+    assert choose(X, area=large, operation=WHITEN).backend == "native"
     with isonorm.backend("native"):
         assert choose(X, area=AREA, operation=WHITEN) == ("native", "asked for")
 

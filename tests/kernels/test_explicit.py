@@ -144,3 +144,15 @@ def test_a_differentiated_backward_is_the_references():
         found.append(torch.autograd.grad(dx, inputs[:2], direction))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_a_mean_that_is_not_subtracted_has_no_gradient():
+    """It is the constant zero, also for a loss that uses it."""
+    x, dy, found = correlated(*FEW), torch.randn(FEW, dtype=torch.float64), []
+    for backend in ("torch", "reference"):
+        leaf = x.clone().requires_grad_()
+        with isonorm.backend(backend):
+            y, statistics = normalize(leaf, area="batch", operation="scale")
+        loss = (y * dy).sum() + (statistics.mean * torch.arange(C).view(-1, 1)).sum()
+        found += torch.autograd.grad(loss, leaf)
+    torch.testing.assert_close(*found)

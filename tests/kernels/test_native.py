@@ -411,3 +411,57 @@ def test_wrong_operands_are_refused_before_they_reach_c():
             library.newton_backward(w, cov, w, wrong, 3)
     with pytest.raises(ValueError, match="groups of 129 channels"):
         library.Pass(areas.batch(129), torch.randn(3, 1, 129, 5))
+
+
+@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
+def test_products_over_samples_are_added_without_loss(layout):
+    """Within a tile, and from chunk to chunk: the same number every time, so that roundings of the
+    sum would all go one way.
+    """
+    signs = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, 1.0]]).repeat(1, 1 << 20)
+    x = layout(0.3 * signs.unsqueeze(0)).unsqueeze(1)
+    run = library.Pass(areas.batch(2), x)
+    mean, cov = run.moments()
+    _, outer = run.sums(x, mean)
+    for found in (cov, outer / x.shape[-1]):
+        error = (found[0].double() / 0.3**2 - torch.eye(2).double()).abs().amax()
+        assert error < 5e-7
+
+
+@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
+def test_a_mean_far_from_zero_cancels_nothing_in_a_tile_that_is_not_full(layout):
+    x = layout(correlated(6, 4, 5) + 1e4).float()
+    with isonorm.backend("native"):
+        _, statistics = normalize(x, area="batch", operation=NEWTON)
+    expected = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
+    error = (statistics.cov[0] - expected).abs().amax() / expected.abs().amax()
+    assert error < 30 * torch.finfo(torch.float32).eps
+
+
+def test_operands_may_have_strides_of_their_own():
+    def strided(t: Tensor) -> Tensor:
+        return t.transpose(0, -1).contiguous().transpose(0, -1)
+
+    x = torch.randn(3, 2, 4, 5)
+    run = library.Pass(areas.batch(4), x)
+    mean, a, out = torch.randn(2, 4), torch.randn(2, 4, 4), torch.empty_like(x)
+    run.apply(out, strided(mean), strided(a), strided(2 * mean))
+    want = a @ (x - mean[:, :, None]) + 2 * mean[:, :, None]
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+    sigma = torch.cov(torch.randn(4, 90)) * torch.rand(3, 1, 1) + torch.eye(4)
+    dw = torch.randn(3, 4, 4)
+    want_w, memo = library.newton(sigma, 3)
+    w, _ = library.newton(strided(sigma), 3)
+    assert torch.equal(w, want_w)
+    want = library.newton_backward(dw, sigma, w, memo, 3)
+    given = [strided(t) for t in (dw, sigma, w)]
+    assert torch.equal(library.newton_backward(*given, memo, 3), want)
+
+
+def test_a_gradient_whose_memory_was_freed_is_not_read():
+    x = torch.randn(8, 1, 6, 4)
+    run, dy = library.Pass(areas.batch(6), x), torch.randn_like(x)
+    mean, _ = run.moments()
+    dy.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="was freed before"):
+        run.sums(dy, mean)

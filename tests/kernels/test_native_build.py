@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -244,3 +245,60 @@ def test_many_processes_may_build_at_once(cache, tmp_path):
     libraries = [name for name in files(cache) if name.endswith(".so")]
     assert len(libraries) == 1
     running[0].communicate()
+
+
+def test_a_folder_of_somebody_elses_is_not_used(cache, tmp_path, monkeypatch):
+    cache.mkdir(mode=0o700)
+    owner = cache.stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    assert next(build.libraries(torch.float32)).parent == tmp_path
+    assert not files(cache)
+
+
+@pytest.mark.parametrize("name", build.SOURCES + build.HEADERS)
+def test_another_version_of_any_source_has_a_library_of_its_own(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_build", lambda tools, flags, target: target)
+    first = next(build.libraries(torch.float32))
+    sources = tmp_path / "sources"
+    shutil.copytree(build.HERE, sources)
+    with (sources / name).open("a") as file:
+        file.write("/* changed */\n")
+    monkeypatch.setattr(build, "HERE", sources)
+    assert next(build.libraries(torch.float32)) != first
+
+
+@pytest.mark.parametrize("asked", ["machine", "libc_ver"])
+def test_machines_that_share_a_folder_have_libraries_of_their_own(asked, monkeypatch):
+    monkeypatch.setattr(build, "_build", lambda tools, flags, target: target)
+    first = next(build.libraries(torch.float32))
+    monkeypatch.setattr(build.platform, asked, lambda: "another")
+    assert next(build.libraries(torch.float32)) != first
+
+
+def test_compilers_are_asked_in_english(tmp_path, monkeypatch):
+    cc = program(tmp_path, "cc", f'test "$LC_ALL" = C || exit 1; exec {gcc()} "$@"')
+    monkeypatch.setenv("CC", str(cc))
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert next(build._toolchains()).compiler == (str(cc),)
+
+
+def test_where_torch_brings_no_openmp_the_one_it_has_loaded_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    found = build._openmp()
+    assert found.is_file() and "omp" in found.name
+
+
+def test_elsewhere_than_on_linux_there_is_none(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "built on Linux, and this is darwin" in str(native.why_not(torch.float32))
+
+
+def test_a_library_that_lacks_a_function_is_replaced(cache, tmp_path):
+    path = next(build.libraries(torch.float32))
+    whole = path.read_bytes()
+    (tmp_path / "empty.c").write_text("int nothing;\n")
+    command = [gcc(), "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)]
+    subprocess.run(command, check=True)
+    path.write_bytes(path.read_bytes() + build._digest(path.read_bytes()))
+    assert native.why_not(torch.float32) is None and normalizes()
+    assert path.stat().st_size > len(whole) // 2

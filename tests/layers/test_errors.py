@@ -70,6 +70,7 @@ def wrong(build, given, error=ValueError, id=None):
         ),
         wrong(partial(Normalize, 12, area="pixel"), "got 'pixel'", id="area='pixel'"),
         wrong(partial(Normalize, 12, area="group"), "area='group'"),
+        wrong(partial(Normalize, 12, area="batch_group"), "area='batch_group'"),
         wrong(partial(Normalize, 12, area=3), "got 3", id="area=3"),
         wrong(
             partial(Normalize, 12, operation="whitten"), "got 'whitten'", id="operation='whitten'"

@@ -237,15 +237,34 @@ def test_another_eps_is_used_at_once(draw):
     torch.testing.assert_close(layer(x), expected)
 
 
+def test_statistics_of_a_functional_call_stay_in_it(draw):
+    layer, x = isonorm.IterNorm(12, group_size=5).eval(), draw(8, 12)
+    expected = layer(x)
+    states = {name: torch.stack([t, 4 * t]) for name, t in layer.state_dict().items()}
+    torch.func.vmap(lambda state: functional_call(layer, state, (x,)))(states)
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+
+
+def test_another_operation_is_used_at_once(draw):
+    layer, x = isonorm.IterNorm(12, num_iters=1), draw(8, 12)
+    layer(3 * x)
+    before = layer.eval()(x)
+    layer.operation = isonorm.operation.whiten("zca")
+    found = layer(x)
+    assert not torch.allclose(found, before)
+    torch.testing.assert_close(found, copy.deepcopy(layer).eval()(x))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("make", [isonorm.IterNorm, lambda c: isonorm.EquiLinear(c, c)])
-def test_statistics_of_a_16_bit_checkpoint_are_widened(make):
+def test_statistics_of_a_16_bit_checkpoint_are_widened(make, half):
     layer = make(12)
     narrow = {
-        key: value.bfloat16() if value.is_floating_point() else value
+        key: value.to(half) if value.is_floating_point() else value
         for key, value in layer.state_dict().items()
     }
     layer.load_state_dict(narrow, assign=True)
-    assert layer.weight.dtype == torch.bfloat16
+    assert layer.weight.dtype == half
     floating = [buffer for buffer in layer.buffers() if buffer.is_floating_point()]
     assert floating and all(buffer.dtype == torch.float32 for buffer in floating)
 
