@@ -141,7 +141,7 @@ def test_without_a_gpu_there_are_no_kernels_to_compare(files, tmp_path, capsys):
     assert run("curves", files, tmp_path / "curves.json") == 1
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and "--backends torch reference" in captured.err
-    assert "the kernels need a GPU" in captured.err
+    assert "the kernels need a CUDA or ROCm GPU" in captured.err
     assert captured.out == "" and not list(tmp_path.iterdir())
 
 

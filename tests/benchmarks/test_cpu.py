@@ -117,7 +117,7 @@ def test_what_runs_without_a_compiler_competes_where_it_is_something_else(monkey
     ran = []
     monkeypatch.setattr(plain_steps, "apply", lambda *_: ran.append("torch"))
     monkeypatch.setattr(native, "apply", lambda *_: ran.append("native"))
-    case = Case((4, 6, 3, 3), 3)
+    case = Case((4, 12, 3, 3), 6)
     assert candidates(case) == [*CANDIDATES, FALLBACK]
     x = make_inputs(case).x
     for candidate in (CANDIDATES[0], FALLBACK):
@@ -218,16 +218,16 @@ def test_a_run_prints_a_table_and_writes_a_record(tmp_path, capsys):
     arguments = [
         "--quick",
         "--shapes",
-        "4x6x3x3",
+        "4x12x3x3",
         "--groups",
-        "3",
+        "6",
         "full",
         "--out",
         str(out),
     ]
     assert cpu.main([*arguments, "--rounds", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "4x6x3x3 group 6 (full)" in printed and ITERNORM in printed and "Targets" in printed
+    assert "4x12x3x3 group 12 (full)" in printed and ITERNORM in printed and "Targets" in printed
 
     record = json.loads(out.read_text())
     assert record["command"].startswith("python -m benchmarks.cpu --quick")
@@ -237,7 +237,7 @@ def test_a_run_prints_a_table_and_writes_a_record(tmp_path, capsys):
         and record["threads"]
         and record["hardware"]["cpu"]
     )
-    assert [case["group_size"] for case in record["cases"]] == [3, 6]
+    assert [case["group_size"] for case in record["cases"]] == [6, 12]
     runs = {case["implementation"]["backend"] for case in record["cases"]}
     others = record["cases"][0]["layers"].keys() - {c.name for c in CANDIDATES}
     assert (runs, others) in (({"native"}, {IN_TORCH}), ({"torch"}, set()))

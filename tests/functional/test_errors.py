@@ -172,7 +172,7 @@ def test_what_ranks_cannot_share_is_refused_before_they_talk(monkeypatch):
 
     with pytest.raises(ValueError, match="nothing to share across ranks"):
         shared(X, "layer")
-    with pytest.raises(RuntimeError, match=r"no rule for torch\\.func transforms"):
+    with pytest.raises(RuntimeError, match=r"no rule for torch\.func transforms"):
         torch.func.vmap(shared)(X.expand(2, *X.shape))
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode"):
         shared(forward_ad.make_dual(X, X))

@@ -17,12 +17,12 @@ from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
 from isonorm.kernels import choose, native
-from isonorm.kernels.choice import INTERPRETING, LARGEST_NATIVE_GROUP
+from isonorm.kernels.choice import INTERPRETING, LARGEST_NATIVE_GROUP, SMALLEST_NATIVE_GROUP
 from isonorm.operation import Operation
 from tests.kernels.paths import needs_native_code
 
-WHITEN, AREA = operations.whiten(), areas.batch(2)
-X = torch.randn(6, 4)
+WHITEN, AREA = operations.whiten(), areas.batch(6)
+X = torch.randn(6, 12)
 
 
 def chosen(operation: Operation = WHITEN) -> str:
@@ -35,7 +35,6 @@ PLAIN = {
     "another dtype": (WHITEN, AREA, X.bfloat16(), "bfloat16"),
     "no matrices": (operations.standardize(), AREA, X, "whitens groups of channels"),
     "features that are groups": (WHITEN, areas.group(2), X, "whitens groups of channels"),
-    "groups of one channel": (WHITEN, areas.batch(1), X, "no matrices to multiply"),
     "large groups": (WHITEN, areas.batch(), torch.randn(4, LARGEST_NATIVE_GROUP + 1), "not 129"),
     "another device": (WHITEN, AREA, X.to("meta"), "the input is on meta"),
 }
@@ -46,11 +45,25 @@ PLAIN = {
 def test_native_code_runs_on_a_cpu():
     assert choose(X, area=AREA, operation=WHITEN) == ("native", "a C compiler is there")
     assert choose(X.double(), area=AREA, operation=WHITEN).backend == "native"
-    assert choose(X, area=areas.instance(2), operation=WHITEN).backend == "native"
-    large = areas.batch(2 * LARGEST_NATIVE_GROUP)  # of as many as there are, which is 4
+    assert choose(X, area=areas.instance(6), operation=WHITEN).backend == "native"
+    large = areas.batch(2 * LARGEST_NATIVE_GROUP)  # of as many as there are, which is 12
     assert choose(X, area=large, operation=WHITEN).backend == "native"
     with isonorm.backend("native"):
         assert choose(X, area=AREA, operation=WHITEN) == ("native", "asked for")
+
+
+@not_interpreting
+@needs_native_code
+@pytest.mark.parametrize("size", [1, SMALLEST_NATIVE_GROUP - 1, SMALLEST_NATIVE_GROUP])
+def test_native_code_runs_small_groups_where_it_is_asked_for(size):
+    area = areas.batch(size)
+    choice = choose(X, area=area, operation=WHITEN)
+    if size < SMALLEST_NATIVE_GROUP:
+        assert choice.backend == "torch" and "fewer than 5 channels" in choice.reason
+    else:
+        assert choice.backend == "native"
+    with isonorm.backend("native"):
+        assert choose(X, area=area, operation=WHITEN).backend == "native"
 
 
 @not_interpreting

@@ -42,8 +42,8 @@ NATIVE = ["native"]  # which raises where it cannot run
 GROUP_SIZES = [2, 3, 7, 8, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 127, LARGEST_NATIVE_GROUP]
 
 
-#: The numbers that the sources define.
-SIZES = {
+#: The numbers that the sources define, and what they are told.
+SIZES = {"PAD": build.PAD} | {
     name: int(size)
     for source in build.SOURCES + build.HEADERS
     for name, size in re.findall(r"^#define (\w+) (\d+)$", (build.HERE / source).read_text(), re.M)
@@ -353,7 +353,7 @@ def test_tensors_that_wrap_others_are_computed_with(which):
     given = {"weight": torch.rand(6), "bias": torch.randn(6)}
 
     def step(given, dy) -> list[Tensor]:
-        y, _ = isonorm.functional.iter_norm(x, group_size=4, **given)
+        y, _ = isonorm.functional.iter_norm(x, **given)
         return [y, *torch.autograd.grad(y, x, dy)]
 
     want = step(given, dy)

@@ -35,8 +35,9 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 #: whitening, for a recovery applied after the kernels and, in float32, for a fused activation.
 LARGEST_GROUP, LARGEST_DEMANDING_GROUP = 128, 64
 #: The largest group that native code takes: larger ones are products that torch's libraries cut up
-#: for the caches better.
-LARGEST_NATIVE_GROUP = 128
+#: for the caches better. And the smallest for which it is chosen: it pads matrices, and what
+#: torch's libraries do with small ones costs less than that.
+LARGEST_NATIVE_GROUP, SMALLEST_NATIVE_GROUP = 128, 5
 #: Kernels that go channel by channel write two sums per channel; with fewer positions than this,
 #: that traffic is not negligible.
 FEWEST_POSITIONS = 16
@@ -206,8 +207,8 @@ def _why_not_native(area: Area, operation: Operation, x: Tensor) -> str | None:
     if x.dtype not in (torch.float32, torch.float64):
         return f"native code takes float32 and float64 input, not {x.dtype}"
     size = area.num_features(x.shape[1])
-    if size == 1:
-        return "groups of one channel have no matrices to multiply"
+    if size < SMALLEST_NATIVE_GROUP and _requested != "native":
+        return f"plain torch is faster in groups of fewer than {SMALLEST_NATIVE_GROUP} channels"
     if size > LARGEST_NATIVE_GROUP:
         return f"native code takes groups up to {LARGEST_NATIVE_GROUP} channels, not {size}"
     # A compiler has an operator, in which nothing else looks on.

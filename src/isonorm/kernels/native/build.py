@@ -31,6 +31,8 @@ from ..choice import LARGEST_NATIVE_GROUP
 HERE = Path(__file__).parent
 SOURCES = ("passes.c", "newton.c")
 HEADERS = ("multiply.h", "tile.h")
+#: What numbers of features and samples are padded to.
+PAD = 16
 #: Bytes of the digest that a library ends with.
 DIGEST_SIZE = hashlib.sha256().digest_size
 #: Seconds after which a compiler is taken to hang.
@@ -82,8 +84,13 @@ def _libraries_by(tools: Toolchain, dtype: torch.dtype) -> Iterator[Path]:
     """
     real, bytes_each = REALS[dtype]
     width, own = CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), (16, ()))
-    sizes = {"REAL": real, "LANES": width // bytes_each, "MOST_FEATURES": LARGEST_NATIVE_GROUP}
-    flags = (*FLAGS, *own, *(f"-D{name}={value}" for name, value in sizes.items()))
+    told = {
+        "REAL": real,
+        "LANES": width // bytes_each,
+        "PAD": PAD,
+        "MOST_FEATURES": LARGEST_NATIVE_GROUP,
+    }
+    flags = (*FLAGS, *own, *(f"-D{name}={value}" for name, value in told.items()))
     digest = hashlib.sha256(repr((tools, flags, platform.machine(), platform.libc_ver())).encode())
     for name in SOURCES + HEADERS:
         digest.update((HERE / name).read_bytes())

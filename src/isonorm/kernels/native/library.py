@@ -98,7 +98,7 @@ class Pass:
             raise ValueError(f"groups of {self.d} channels are too large for native code.")
         self._library = _library(view.dtype)
         self._at, self._view = _address(view), self._strides(view)
-        self._threads = _threads(view.numel() * c)
+        self._threads = _threads(view.numel() // max(c, 1) * _padded(c) ** 2)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The mean (b, d) and the biased covariance (b, d, d)."""
@@ -211,8 +211,13 @@ def newton_backward(dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor, steps: i
 def _for_problems(sigma: Tensor) -> tuple[ctypes.CDLL, int, Tensor]:
     """The library, how many threads share the problems, and the room they work in."""
     b, d, _ = sigma.shape
-    library, threads = _library(sigma.dtype), max(min(_threads(b * d**3), b), 1)
+    library = _library(sigma.dtype)
+    threads = max(min(_threads(b * _padded(d) ** 3), b), 1)
     return library, threads, sigma.new_empty(threads * library.newton_room(d))
+
+
+def _padded(n: int) -> int:
+    return -(-n // build.PAD) * build.PAD
 
 
 def _threads(work: int) -> int:

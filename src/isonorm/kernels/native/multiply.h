@@ -1,7 +1,8 @@
 /* Products of matrices of some kilobytes, in vectors of the running CPU.
 
-   The compiler is told REAL, float or double, LANES, how many are in a vector, and MOST_FEATURES, the
-   largest group there is (see build.py). */
+   The compiler is told REAL, float or double; LANES, how many are in a vector; PAD, what sizes are
+   padded to, a multiple of LANES and of the rows that ``multiply`` takes at once; and MOST_FEATURES,
+   the largest group there is (see build.py). */
 
 #pragma once
 
@@ -25,9 +26,6 @@ typedef REAL vec __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeo
 #define ROWS 4
 #endif
 #define VECTORS 2
-
-/* What sizes are padded to: a multiple of LANES and of the rows that ``multiply`` takes at once. */
-#define PAD 16
 
 static inline index_t padded(index_t n) { return (n + PAD - 1) / PAD * PAD; }
 static inline index_t least(index_t a, index_t b) { return a < b ? a : b; }

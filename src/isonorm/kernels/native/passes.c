@@ -11,6 +11,8 @@
 /* Numbers in a chunk, at least, and rows of the d × d sums it leaves that it has at least. */
 #define CHUNK 16384
 #define CHUNK_ROWS 16
+/* Rows of sums that a thread merges before the next one's turn. */
+#define ROWS_AT_ONCE 4
 
 static index_t samples_of(const struct view *v) { return v->examples * v->samples; }
 
@@ -98,7 +100,8 @@ static void merge_row(
     REAL *cov)
 {
     const index_t m = samples_of(v), size = part_size(s), chunk = chunk_of(s), d = v->features;
-    double sum[MOST_FEATURES] = {0}, centre[MOST_FEATURES] = {0};
+    double sum[MOST_FEATURES], centre[MOST_FEATURES];
+    for (index_t j = i; j < d; j++) sum[j] = centre[j] = 0;
     const REAL *pivot = parts, *total = pivot + s->d, *row = total + s->d + i * s->d;
     for (index_t start = 0; start < m; start += chunk, pivot += size, total += size) {
         double count = least(chunk, m - start);
@@ -138,7 +141,7 @@ void moments(const REAL *x, const struct view *v, REAL *mean, REAL *cov, REAL *r
 #pragma omp for schedule(dynamic)
         for (index_t task = 0; task < problems * each; task++)
             chunk_moments(x, v, &s, range_of(v, &s, task), parts + task * size, own(room, &s));
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(static, ROWS_AT_ONCE)
         for (index_t row = 0; row < problems * d; row++) {
             index_t p = row / d;
             merge_row(v, &s, parts + p * each * size, row % d, mean + p * d, cov + p * d * d);
@@ -184,10 +187,11 @@ void sums(
             chunk_sums(x, v, dy, g, &s, r, mean + r.problem * d, parts + task * size,
                        own(room, &s));
         }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(static, ROWS_AT_ONCE)
         for (index_t row = 0; row < problems * d; row++) {
             const REAL *part = parts + row / d * each * size;
-            double total = 0, sum[MOST_FEATURES] = {0};
+            double total = 0, sum[MOST_FEATURES];
+            for (index_t j = 0; j < d; j++) sum[j] = 0;
             for (index_t t = 0; t < each; t++, part += size) {
                 total += part[row % d];
                 for (index_t j = 0; j < d; j++) sum[j] += part[2 * s.d + row % d * s.d + j];
