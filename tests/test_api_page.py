@@ -14,7 +14,12 @@ PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = [
     "isonorm",
     "isonorm.analysis",
+    "isonorm.area",
+    "isonorm.functional",
+    "isonorm.kernels",
+    "isonorm.operation",
     "isonorm.optim",
+    "isonorm.recovery",
     "isonorm.surgery",
     "isonorm.weights",
 ]

@@ -58,7 +58,7 @@ def test_device_and_dtype_reach_every_layer(name):
     "name, hint",
     [
         ("iternrom", "did you mean 'iternorm'? isonorm.list_norms() lists all."),
-        ("bn", "did you mean 'batchnorm'?"),
+        ("batchnrom", "did you mean 'batchnorm'?"),
         ("xyz", "iternorm, dbn, batchnorm"),
         (3, "iternorm"),
     ],
@@ -106,3 +106,8 @@ def test_what_cannot_be_registered(layer, error, words, registry):
     with pytest.raises(error, match=words):
         isonorm.register_norm(layer)
     assert registry["iternorm"].layer is isonorm.IterNorm
+
+
+@pytest.mark.parametrize(("short", "name"), [("bn", "BatchNorm"), ("LN", "LayerNorm")])
+def test_short_names_of_the_literature_are_known(short, name):
+    assert type(isonorm.create_norm(short, 8)).__name__ == name

@@ -10,6 +10,11 @@ ACTIVATIONS = {"identity": lambda y: y, "relu": F.relu, "silu": F.silu}
 MODULES = {"relu": nn.ReLU, "silu": nn.SiLU}
 
 
+def effective(act: str | None) -> str:
+    """A layer's ``act``, "" where there is nothing to do."""
+    return "" if act in (None, "identity") else act
+
+
 def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
     """act(y + residual), in y's dtype."""
     if residual is not None:
@@ -19,4 +24,5 @@ def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
 
 def as_module(act: str | None) -> nn.Module | None:
     """A layer's ``act`` as a module; None where there is nothing to do."""
-    return None if act in (None, "identity") else MODULES[act]()
+    name = effective(act)
+    return MODULES[name]() if name else None

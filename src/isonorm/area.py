@@ -23,17 +23,14 @@ from torch import Tensor
 
 from .scalars import plain
 
+__all__ = ["Area", "batch", "batch_group", "group", "instance", "layer", "position"]
+
 Features = Literal["channels", "groups", "one"]
 
 
 def flat(x: Tensor) -> Tensor:
     """(N, C, *) as (N, C, S): a view of NCHW and of channels_last."""
     return x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
-
-
-def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether one is a view of the other; a tracer, too, can tell."""
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def flat_shape(x: Tensor) -> tuple[int, int, int]:
@@ -99,10 +96,10 @@ class Area:
 
     @property
     def whitens(self) -> bool:
-        """Whether whitening is defined: not for one feature, and not for batch_group, which the
-        survey has for standardization alone.
+        """Whether whitening is defined: for channels, and for the groups of one example. Groups
+        over the batch the survey has for standardization alone.
         """
-        return self.features != "one" and self.name != "batch_group"
+        return self.features == "channels" or (self.features == "groups" and not self.spans_batch)
 
     def num_features(self, num_channels: int) -> int:
         """The features of a problem that whitening decorrelates: a group's channels, or groups."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import area as areas
 from . import operation as operations
-from .activation import finish
+from .activation import effective, finish
 from .area import Area
 from .checks import (
     check_composition,
@@ -33,6 +33,8 @@ from .scalars import plain
 from .statistics import Statistics, join_matrices, join_vectors, no_autocast, working_dtype
 from .symbolic import is_traced
 from .synchronization import group_name, is_shared
+
+__all__ = ["dbn", "iter_norm", "normalize"]
 
 
 def normalize(
@@ -157,10 +159,8 @@ def normalize_with_transform(
             x, area=area, operation=operation, recovery=recovery, training=training
         ).backend
     applied = area if operation.is_matrix else area.featurewise()
-    fuses = backend == "triton" and _inside(recovery, applied, backend)
-    activates = act not in (None, "identity")
-    inside = fuses and activates and has_room_for_activation(operation, area, x)
-    fused = (act or "") if inside else ""
+    fuses = backend == "triton" and _recovers_within(recovery, applied, backend)
+    fused = effective(act) if fuses and act and has_room_for_activation(operation, area, x) else ""
     plan = make_plan(applied, operation, eps, group, backend, fused)
     check_count(x, plan, statistics, training)
     if backend == "reference":
@@ -174,7 +174,7 @@ def normalize_with_transform(
     return Result(finish(y, None if fused else act, residual), statistics, transform)
 
 
-def _inside(recovery: Recovery, area: Area, backend: str) -> bool:
+def _recovers_within(recovery: Recovery, area: Area, backend: str) -> bool:
     """Whether the explicit path applies a recovery itself: where it folds into the problem's
     matrix, and where there is none (kernels) or the recovery has none (plain torch).
     """
@@ -188,7 +188,7 @@ def _inside(recovery: Recovery, area: Area, backend: str) -> bool:
 
 def _explicit(x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None = None) -> Result:
     """Six steps, one autograd node; recoveries that are not part of it follow."""
-    if not _inside(recovery, plan.area, plan.backend):
+    if not _recovers_within(recovery, plan.area, plan.backend):
         # in the working precision, so that the output is rounded once
         bare = _explicit(x.to(working_dtype(x)), Affine(None, None), plan)
         y = _recover(areas.flat(bare.y), recovery, plan.area).to(x.dtype)

@@ -18,6 +18,8 @@ from torch import Tensor
 from .roots import METHODS, Root, make_root
 from .scalars import plain
 
+__all__ = ["Operation", "center", "scale", "standardize", "whiten"]
+
 
 @dataclass(frozen=True)
 class Operation:

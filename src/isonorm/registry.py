@@ -51,7 +51,7 @@ _ENTRIES = (
 REGISTRY: dict[str, Entry] = {entry.layer.__name__.lower(): entry for entry in _ENTRIES}
 
 
-#: What the literature calls some of them, for short.
+#: What the literature calls some of them, for short; ``create_norm`` knows these, too.
 ALIASES = {"bn": "batchnorm", "ln": "layernorm", "gn": "groupnorm"}
 
 
@@ -96,10 +96,10 @@ def has(layer: type[nn.Module]) -> bool:
 
 def find(name: str) -> Entry:
     """The entry of that name, however it is capitalized."""
-    entry = REGISTRY.get(name.lower()) if isinstance(name, str) else None
+    asked = str(name).lower()
+    entry = REGISTRY.get(ALIASES.get(asked, asked))
     if entry is None:
-        short = ALIASES.get(str(name).lower())
-        near = [short] if short else get_close_matches(str(name).lower(), REGISTRY, n=1)
+        near = get_close_matches(asked, REGISTRY, n=1)
         hint = f"there are {', '.join(REGISTRY)}."
         if near:
             hint = f"did you mean {near[0]!r}? isonorm.list_norms() lists all."

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .exact import leading, product_error
 from .statistics import Statistics
 
 
@@ -100,21 +101,6 @@ def all_reduce(tensors: list[Tensor], name: str) -> list[Tensor]:
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
-def _leading(a: Tensor, dropped: int) -> Tensor:
-    """a without its last ``dropped`` bits (Veltkamp)."""
-    a = a.detach()
-    t = a * (2.0**dropped + 1)
-    return t - (t - a)
-
-
-def _product_error(a: Tensor, b: Tensor) -> Tensor:
-    """a·b − float(a·b), exactly (Dekker)."""
-    a, b = a.detach(), b.detach()
-    ah, bh = _leading(a, 27), _leading(b, 27)
-    al, bl = a - ah, b - bh
-    return ((ah * bh - a * b) + ah * bl + al * bh) + al * bl
-
-
 def _on_device(count: Tensor | int, like: Tensor) -> Tensor:
     """(1,) A number where the statistics are, without waiting for the device."""
     if isinstance(count, Tensor):
@@ -135,16 +121,16 @@ def reduce_across(name: str, parts: list[Statistics], centers: bool) -> list[Sta
     packed: list[Tensor] = []
     for part in parts:
         n = _on_device(part.count, part.mean)
-        mean, row, column = _vectors(part.mean.double())
+        mean, row, column = _with_row_and_column(part.mean.double())
         first, square = mean * n, column * row
-        second, tail = square * n, (_product_error(column, row) + part.cov.double()) * n
-        first_lead, second_lead = _leading(first, 29), _leading(second, 29)
+        second, tail = square * n, (product_error(column, row) + part.cov.double()) * n
+        first_lead, second_lead = leading(first, 29), leading(second, 29)
         packed += [
             n,
             first_lead,
-            first - first_lead + _product_error(mean, n),
+            first - first_lead + product_error(mean, n),
             second_lead,
-            second - second_lead + (_product_error(square, n) + tail),
+            second - second_lead + (product_error(square, n) + tail),
         ]
     sums = all_reduce(packed, name)
     if centers and parts[0].count <= 1 and sums[0].item() == 1:  # only where the answer is open
@@ -156,17 +142,17 @@ def reduce_across(name: str, parts: list[Statistics], centers: bool) -> list[Sta
     for n, f_lead, f_rest, s_lead, s_rest in zip(*(sums[k::5] for k in range(5)), strict=True):
         n = n.reshape(())
         m = n.clamp(min=1)
-        mean, row, column = _vectors((f_lead + f_rest) / m)
+        mean, row, column = _with_row_and_column((f_lead + f_rest) / m)
         cov = (s_lead + s_rest) / m - column * row
         with torch.no_grad():  # the same, without its cancellation
             square, mean_n = column * row, mean * m
-            rest = (f_lead - mean_n) + (f_rest - _product_error(mean, m))
+            rest = (f_lead - mean_n) + (f_rest - product_error(mean, m))
             cross = column * rest.unsqueeze(-2)
-            errors = _product_error(square, m) + _product_error(column, row) * m + cross + cross.mT
+            errors = product_error(square, m) + product_error(column, row) * m + cross + cross.mT
             exact = ((s_lead - square * m) + (s_rest - errors)) / m
         merged.append(Statistics(n, mean.to(dtype), (cov + (exact - cov).detach()).to(dtype)))
     return merged
 
 
-def _vectors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _with_row_and_column(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return v, v.unsqueeze(-2), v.unsqueeze(-1)

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import isonorm
-from isonorm import kernels
+from isonorm.kernels import choice
 
 
 def test_a_gpu_without_triton_trains_by_the_general_path(monkeypatch) -> None:
@@ -18,8 +18,8 @@ def test_a_gpu_without_triton_trains_by_the_general_path(monkeypatch) -> None:
         if name.startswith("isonorm.kernels.gpu"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(kernels, "INTERPRETING", True)
-    monkeypatch.setattr(kernels, "HAS_TRITON", False)
+    monkeypatch.setattr(choice, "INTERPRETING", True)
+    monkeypatch.setattr(choice, "HAS_TRITON", False)
     x, dy = torch.randn(2, 8, 4)
     found = []
     for backend in ("auto", "reference"):
@@ -35,8 +35,8 @@ def test_a_gpu_without_triton_trains_by_the_general_path(monkeypatch) -> None:
 
 def test_every_supported_compiler_traces_the_fast_path(monkeypatch) -> None:
     """Without a GPU to run what it finds."""
-    monkeypatch.setattr(kernels, "INTERPRETING", True)
-    monkeypatch.setattr(kernels, "HAS_TRITON", True)
+    monkeypatch.setattr(choice, "INTERPRETING", True)
+    monkeypatch.setattr(choice, "HAS_TRITON", True)
     found: list[str] = []
 
     def look(graph: torch.fx.GraphModule, _) -> None:

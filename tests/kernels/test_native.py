@@ -18,10 +18,10 @@ from isonorm import operation as operations
 from isonorm.functional import normalize
 from isonorm.kernels.choice import LARGEST_NATIVE_GROUP
 from isonorm.kernels.native import build, in_native_code, library
-from isonorm.kernels.plan import FUSED_STEPS
 from isonorm.recovery import Affine
 from isonorm.roots import make_root
 from isonorm.roots.newton import reference as paper
+from isonorm.roots.recurrence import UNWATCHED_STEPS
 from tests.kernels.fast_path_checks import check_negated
 from tests.kernels.paths import (
     assert_paths_agree,
@@ -156,7 +156,7 @@ def test_vectors_of_every_width(dtype, capability, monkeypatch):
         library.load.cache_clear()
 
 
-@pytest.mark.parametrize("num_iters", FUSED_STEPS["newton"])
+@pytest.mark.parametrize("num_iters", UNWATCHED_STEPS)
 def test_newton_is_the_papers_and_its_derivative_autograds(num_iters):
     """Of a padded matrix, of one with an eigenvalue of zero, and of a large one."""
     root = make_root("newton", num_iters)

@@ -227,7 +227,7 @@ def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -
         return "triton is not installed"
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"the kernels take float16, bfloat16 and float32 input, not {x.dtype}"
-    if area.name == "position":
+    if area.roles[3] == "b":
         return "the kernels do not add over the channels of one position"
     if colors and not (operation.is_matrix and area.features == "channels"):
         return "the kernels color only where Γ is part of their matrix"

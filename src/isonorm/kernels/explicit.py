@@ -25,18 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..area import flat, shares_memory
+from ..area import Block, flat
 from ..recovery import Affine, Coloring, Recovery
-from ..statistics import working_dtype
+from ..statistics import Statistics, working_dtype
 from ..synchronization import all_reduce, reduce_across
 from . import plain
-from .plan import Gradients, Plan, Problem, cut, pack
+from .plan import Gradients, Plan, Problem, Sums, cut, pack
 
 
 class Saved(NamedTuple):
@@ -53,8 +52,75 @@ def recovery_of(weight: Tensor | None, bias: Tensor | None, color: Tensor | None
     return Affine(weight, bias) if color is None else Coloring(color, bias)
 
 
+class Steps(Protocol):
+    """What ``plain``, ``native`` and ``gpu`` each are. Work is a block of the input, made ready for
+    the passes over it; what else it is they know themselves.
+    """
+
+    def prepare(
+        self,
+        x: Tensor,
+        block: Block,
+        plan: Plan,
+        recovery: Recovery,
+        extra: Tensor | None = None,
+        g: Tensor | None = None,
+    ) -> Any:
+        """The work on a block of an (N, C, S) input. ``extra`` and ``g`` are for kernels that fuse
+        what follows: the residual or what ``extra_to_save`` kept, and room for act′·dy.
+        """
+        ...
+
+    def moments(self, work: Any, plan: Plan) -> Statistics:
+        """Step 1."""
+        ...
+
+    def root(self, cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Step 2: W and the memo."""
+        ...
+
+    def analyze(self, work: Any, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
+        """Steps 1 and 2, where no other rank has a part in them."""
+        ...
+
+    def apply(
+        self,
+        work: Any,
+        y: Tensor,
+        statistics: Statistics,
+        w: Tensor,
+        recovery: Recovery,
+        plan: Plan,
+    ) -> None:
+        """Step 3, into y."""
+        ...
+
+    def sums(self, work: Any, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
+        """Step 4."""
+        ...
+
+    def differentiate(
+        self, work: Any, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan, m: int
+    ) -> Gradients:
+        """Steps 4 and 5, where no other rank has a part in them."""
+        ...
+
+    def backward_apply(
+        self,
+        work: Any,
+        dy: Tensor,
+        dx: Tensor,
+        p: Problem,
+        grads: Gradients,
+        recovery: Recovery,
+        plan: Plan,
+    ) -> None:
+        """Step 6, into dx."""
+        ...
+
+
 @lru_cache
-def _steps(backend: str) -> ModuleType:
+def _steps(backend: str) -> Steps:
     if backend == "triton":
         from . import gpu
 
@@ -94,7 +160,8 @@ def forward(
 
 def _copy_back(whole: Tensor, flattened: Tensor) -> None:
     """Of a tensor in neither of the usual formats ``flat`` is a copy."""
-    if not shares_memory(flattened, whole):
+    shared = flattened.untyped_storage()._cdata == whole.untyped_storage()._cdata  # traceable
+    if not shared:
         whole.copy_(flattened.view(whole.shape))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..area import Area, Block
 from ..operation import Operation
 from ..roots import DEFAULT_STEPS, Recurrence, Root
+from ..roots.recurrence import UNWATCHED_STEPS
 from ..statistics import Statistics
 
 #: Newton steps whose iterates and gradients stay in float16's range.
@@ -23,9 +24,8 @@ SHORT = 7
 #: The largest group whose matrices fit the registers and shared memory of one program: for short
 #: iterations, whose products are float16's, and for all.
 LARGEST_SHORT_ROOT, LARGEST_ROOT = 128, 64
-#: Iterations that kernels run: Newton's as long as they arrive before rounding matters in float32
-#: (see ``recurrence.Watch``), polar's where they arrive at all.
-FUSED_STEPS = {"newton": range(15), "polar": (DEFAULT_STEPS,)}
+#: Iterations that kernels run: Newton's that need no watching, polar's that arrive.
+FUSED_STEPS = {"newton": UNWATCHED_STEPS, "polar": (DEFAULT_STEPS,)}
 
 
 #: Input shapes a plan remembers the problems of.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..activation import effective
 from ..area import flat_shape
 from ..checks import DTYPES, check_momentum, check_options, check_recovery
 from ..kernels import choose, fast_path
@@ -113,7 +114,7 @@ def _plan(norm: Normalize, x: Tensor, residual: Tensor | None) -> Plan | None:
     check_options(norm.eps, norm.act)
     check_momentum(norm.momentum)
     check_recovery(norm.recovery, norm.area, x)
-    act = "" if norm.act is None or norm.act == "identity" else norm.act
+    act = effective(norm.act)
     if act and not has_room_for_activation(norm.operation, norm.area, x):
         return None
     plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act)

@@ -5,6 +5,7 @@ It holds state and checks arguments; ``functional`` holds the mathematics.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TypedDict
 
 import torch
@@ -54,7 +55,8 @@ class Normalize(RunningTransform):
             of ``isonorm.area``, such as ``area.group(num_groups=8)``.
         operation: "center", "scale", "standardize", "whiten", or an object of
             ``isonorm.operation``, such as ``operation.whiten("newton", 5)``.
-        recovery: "affine" (γ, β per channel), "coloring" (a matrix per group, and β), or None.
+        recovery: "affine" (γ, β per channel), "coloring" (a matrix per group, and β), a class of
+            ``isonorm.recovery``, or None.
         eps: added to the diagonal of every covariance before its root.
         momentum: the new batch's weight in the running statistics; None: cumulative average.
         act: None, "identity", "relu" or "silu", applied last.
@@ -98,9 +100,8 @@ class Normalize(RunningTransform):
         checks.check_options(eps, act)
         area, operation = areas.resolve(area), operations.resolve(operation)
         checks.check_composition(area, operation)
-        if not area.spans_batch and (momentum, track_running_stats, running, check_finite) != (
-            0.1, True, "covariance", False,
-        ):  # fmt: skip
+        kept = (momentum, track_running_stats, running, check_finite)
+        if not area.spans_batch and kept != _DEFAULTS_OF_WHAT_IS_KEPT:
             raise ValueError(
                 f"area {area!r} stays within an example, so there are no statistics to keep: leave "
                 "momentum, track_running_stats, running and check_finite out."
@@ -243,6 +244,12 @@ class Normalize(RunningTransform):
         if self.act is not None:
             parts.append(f"act={self.act!r}")
         return ", " + ", ".join(parts)
+
+
+_DEFAULTS_OF_WHAT_IS_KEPT = tuple(
+    signature(Normalize).parameters[name].default
+    for name in ("momentum", "track_running_stats", "running", "check_finite")
+)
 
 
 def _check_num_features(num_features: int) -> None:

@@ -16,6 +16,8 @@ from ..area import Area, Block
 from .affine import Affine as Affine
 from .coloring import Coloring as Coloring
 
+__all__ = ["Affine", "Coloring", "Recovery"]
+
 
 class Recovery(Protocol):
     @property

@@ -87,6 +87,10 @@ def iterate(sigma_n: Tensor, steps: Sequence[Step], watch: Watch) -> Tensor:
     return p
 
 
+#: Numbers of Newton's steps after which rounding has not grown to anything in float32.
+UNWATCHED_STEPS = range(15)
+
+
 class Watch:
     """Says of each problem when a long iteration has arrived and should stop.
 

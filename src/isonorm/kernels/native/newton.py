@@ -7,7 +7,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from ... import roots
-from ..plan import FUSED_STEPS
+from ...roots.recurrence import UNWATCHED_STEPS
 from . import library
 
 
@@ -24,6 +24,6 @@ class Newton(roots.Newton):
 @lru_cache
 def in_native_code(root: roots.Root) -> roots.Root:
     """A root's counterpart in native code, where there is one."""
-    if type(root) is roots.Newton and root.num_iters in FUSED_STEPS["newton"]:
+    if type(root) is roots.Newton and root.num_iters in UNWATCHED_STEPS:
         return Newton(root.num_iters)
     return root
