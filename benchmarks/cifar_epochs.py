@@ -20,7 +20,7 @@ NORMS: dict[str, str | type[nn.Module]] = {
     "IterNorm, all channels": ITERNORM_ALL,
     "DBN, groups of 16": DBN,
 }
-#: For one data-centre GPU.
+#: For one data-center GPU.
 MOST_SECONDS, MOST_RATIO = 1.25, 1.3
 
 

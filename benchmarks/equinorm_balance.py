@@ -27,7 +27,7 @@ CHANNELS, INSTANCES = 64, 32
 
 
 def smooth(x: Tensor) -> Tensor:
-    """Neighbours that resemble each other: means of 5 × 5, cyclic."""
+    """Neighbors that resemble each other: means of 5 × 5, cyclic."""
     return F.avg_pool2d(F.pad(x, (2, 2, 2, 2), mode="circular"), 5, 1)
 
 

@@ -129,7 +129,7 @@ def test_without_eps_zeros_are_not_an_exception(operation, backend):
 SHAPES = st.tuples(
     st.integers(2, 12), st.sampled_from([1, 2, 3, 5, 12, 64]), st.sampled_from([1, 2, 7, 36])
 )
-#: By how much neighbouring channels differ: copies, copies up to rounding, independent.
+#: By how much neighboring channels differ: copies, copies up to rounding, independent.
 DISTANCES = st.sampled_from([0.0, 1e-7, 1e-3, 1.0])
 
 
@@ -150,7 +150,7 @@ def test_no_counterexample_is_found(
 ):
     n, c, s = shape
     if area.name != "batch" and s == 1 and operation.centers:
-        s = 2  # one value cannot be centred by itself
+        s = 2  # one value cannot be centered by itself
     generator = torch.Generator().manual_seed(seed)
     first = torch.randn(n, 1, s, generator=generator)
     x = first + distance * torch.randn(n, c, s, generator=generator)

@@ -230,7 +230,7 @@ def apply_transform(
     """act(A(x − μ) + β + residual) for a W and μ that are given: what a batch-area layer does in
     eval.
 
-    One product for each block, centred before it, so that a mean far from zero costs no accuracy.
+    One product for each block, centered before it, so that a mean far from zero costs no accuracy.
     """
     check_input(x, residual)
     check_options(0, act)
@@ -244,11 +244,11 @@ def apply_transform(
             w, mu = w.to(dtype), mu.to(dtype)
             view = block.view(flat).to(dtype)
             shape = area.statistic_shape(view.shape)
-            centred = view - mu.reshape(shape)
+            centered = view - mu.reshape(shape)
             if d > 1:
-                z = _product(recovery.fold(w, block), centred, x.dim() > 2)
+                z = _product(recovery.fold(w, block), centered, x.dim() > 2)
             else:
-                z = recovery.scale(centred * w.reshape(shape), block)
+                z = recovery.scale(centered * w.reshape(shape), block)
             outputs.append(z.flatten(1, 2))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         if recovery.bias is not None:

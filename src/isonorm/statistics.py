@@ -1,4 +1,4 @@
-"""What a batch knows about itself: count, mean and centred covariance, as a monoid.
+"""What a batch knows about itself: count, mean and centered covariance, as a monoid.
 
 One ``merge`` (Chan, Golub & LeVeque 1979) combines tiles, chunks and populations. Where sums are
 taken about a pivot near the mean, ``about_mean`` moves them to it. Sums about zero appear only
@@ -64,7 +64,7 @@ def no_autocast(x: Tensor) -> AbstractContextManager:
 
 
 def merge(left: Statistics, right: Statistics) -> Statistics:
-    """The statistics of two sets of samples together, without ever leaving the neighbourhood of
+    """The statistics of two sets of samples together, without ever leaving the neighborhood of
     their means. A set may be empty.
 
     >>> x = torch.randn(3, 4, 90, dtype=torch.float64) + 1e4
@@ -87,8 +87,8 @@ def measure(problems: Tensor, center: bool = True) -> Statistics:
     if not center:
         return Statistics(m, torch.zeros_like(problems[..., 0]), _second_sums(problems) / m)
     mean = problems.mean(-1)
-    centred = problems - mean.unsqueeze(-1)
-    return about_mean(Statistics(m, mean, _second_sums(centred) / m), centred.mean(-1))
+    centered = problems - mean.unsqueeze(-1)
+    return about_mean(Statistics(m, mean, _second_sums(centered) / m), centered.mean(-1))
 
 
 def _second_sums(x: Tensor) -> Tensor:

@@ -113,9 +113,9 @@ def reduce_across(name: str, parts: list[Statistics], centers: bool) -> list[Sta
     number.
 
     A sum over ranks needs a pivot that all of them know beforehand, so each rank re-expresses its
-    centred moments about zero. So that nothing is lost there, whatever the mean, sums travel as two
-    float64 numbers: 24 leading bits, whose sum over ranks is exact, and the rest. A rank without
-    samples contributes nothing, whatever its mean.
+    centered moments about zero. So that nothing is lost there, whatever the mean, sums travel as
+    two float64 numbers: 24 leading bits, whose sum over ranks is exact, and the rest. A rank
+    without samples contributes nothing, whatever its mean.
     """
     dtype = parts[0].cov.dtype
     packed: list[Tensor] = []

@@ -61,10 +61,10 @@ def test_lines_are_the_numbers():
     assert ax.lines[0].get_ydata().tolist() == [1.0, 11.0]
 
 
-def test_looks_differ_without_colour():
+def test_looks_differ_without_color():
     known = plots.looks(["plain", "batchnorm", "dbn", "iternorm"])
     assert len({str(dashes) for _, dashes in known}) == 4
-    assert len({colour for colour, _ in known}) == 4
+    assert len({color for color, _ in known}) == 4
     assert len(set(ramp(6))) == 6
 
 

@@ -88,7 +88,7 @@ def test_one_value_over_all_ranks_is_refused_on_each(ranks: Ranks, sizes: tuple[
             assert same, what
 
 
-def test_one_value_is_enough_where_nothing_is_centred(ranks: Ranks) -> None:
+def test_one_value_is_enough_where_nothing_is_centered(ranks: Ranks) -> None:
     whole, shares = make_batches((1, 0), ())
     results = ranks.run(train, shares, "world", ("scale",))
     assert_agree(results, train(whole, None, ("scale",)), **FLOAT64)

@@ -87,7 +87,7 @@ def test_compiled_ranks_do_what_one_process_does(
     assert_agree(ranks.run(train_compiled, shares, groups), expected, **FLOAT64)
 
 
-def test_centring_alone_is_shared_too(ranks: Ranks) -> None:
+def test_centering_alone_is_shared_too(ranks: Ranks) -> None:
     whole, shares = make_batches((4, 3), (3, 3))
     results = ranks.run(train, shares, "world", ("center",))
     assert_agree(results, train(whole, None, ("center",)), **FLOAT64)

@@ -36,19 +36,19 @@ def plain_problems(area: Area, x: Tensor) -> list[tuple[tuple, Tensor]]:
 
 def plain_whiten(problem: Tensor, method: str, eps: float) -> Tensor:
     """W(x − μ) of one (d, m) matrix by torch.linalg alone."""
-    centred = problem - problem.mean(-1, keepdim=True)
-    sigma = centred @ centred.mT / problem.shape[-1] + eps * torch.eye(len(problem)).double()
+    centered = problem - problem.mean(-1, keepdim=True)
+    sigma = centered @ centered.mT / problem.shape[-1] + eps * torch.eye(len(problem)).double()
     if method == "cholesky":
-        return torch.linalg.solve_triangular(torch.linalg.cholesky(sigma), centred, upper=False)
+        return torch.linalg.solve_triangular(torch.linalg.cholesky(sigma), centered, upper=False)
     if method == "newton":  # IterNorm Eq. 3–5
         trace, p = torch.trace(sigma), torch.eye(len(problem)).double()
         for _ in range(5):
             p = 0.5 * (3 * p - p @ p @ p @ sigma / trace)
-        return p @ centred / trace.sqrt()
+        return p @ centered / trace.sqrt()
     values, vectors = torch.linalg.eigh(sigma)
     vectors = vectors * vectors[:1].sign()
     pca = (vectors / values.sqrt()).flip(-1).mT
-    return pca @ centred if method == "pca" else (vectors / values.sqrt()) @ vectors.mT @ centred
+    return pca @ centered if method == "pca" else (vectors / values.sqrt()) @ vectors.mT @ centered
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -27,10 +27,10 @@ def poisoned_memory(monkeypatch):
     monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
 
 
-@pytest.fixture(params=["centred", "as they lie"])
+@pytest.fixture(params=["centered", "as they lie"])
 def tiles_for_products(request, monkeypatch):
-    """Small inputs, too, have products of numbers that are not centred, where that may be; or
+    """Small inputs, too, have products of numbers that are not centered, where that may be; or
     nothing has.
     """
-    least = sys.maxsize if request.param == "centred" else 1
+    least = sys.maxsize if request.param == "centered" else 1
     monkeypatch.setattr(tiles, "FEWEST_TO_ASK", least)

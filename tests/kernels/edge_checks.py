@@ -280,7 +280,7 @@ def check_roots_for_bfloat16() -> None:
                 vectors[program, own], matrices[program, own, own] = first[group], second[group]
             return total
 
-        centred = x.double().view(n, groups, size).transpose(0, 1)
+        centered = x.double().view(n, groups, size).transpose(0, 1)
         weight = torch.rand(groups * size, device=DEVICE) + 0.5
         outer = torch.randn(b, d, d, device=DEVICE, dtype=torch.float64)
         f = torch.randn(b, d, device=DEVICE, dtype=torch.float64)
@@ -290,14 +290,14 @@ def check_roots_for_bfloat16() -> None:
         )
         shift, gains = torch.empty_like(mean), torch.empty(2, *run.gain_shape, device=DEVICE)
         memo = torch.full(run.memo_shape, torch.nan, device=DEVICE)
-        total = sums(centred.sum(1), centred.mT @ centred)
+        total = sums(centered.sum(1), centered.mT @ centered)
         run.root(*run.to_solve(total, mean, cov, w, memo))
         outputs = (*gains, a, slope, shift)
         run.gradients(*run.to_differentiate(sums(f, outer), cov, w, memo, weight, outputs))
 
         exact = replace(plan, backend="torch")
-        want_mean = centred.mean(1)
-        want_cov = centred.mT @ centred / n - want_mean.unsqueeze(2) * want_mean.unsqueeze(1)
+        want_mean = centered.mean(1)
+        want_cov = centered.mT @ centered / n - want_mean.unsqueeze(2) * want_mean.unsqueeze(1)
         want_w, trail = plain.root(want_cov, exact)
         problem = Problem(block, b, d, m, want_mean, want_cov, want_w, trail)
         recovery = Affine(weight.double(), None)

@@ -59,7 +59,7 @@ SHAPES = {
 @pytest.mark.parametrize(("area", "operation"), REPRESENTATIVE.values(), ids=REPRESENTATIVE.keys())
 def test_every_layout_agrees_with_the_reference(area, operation, shape, layout):
     if area.name == "instance" and torch.Size(shape[2:]).numel() == 1:
-        pytest.skip("one value cannot be centred by itself")
+        pytest.skip("one value cannot be centered by itself")
     x = layout(correlated(*shape))
     assert_paths_agree(x, area, operation)
 

@@ -84,7 +84,7 @@ CASES = [
 
 #: Who records a graph finds the same one in these as in others: the root's method is a word inside
 #: an operator, and in eval a matrix is stored whatever it was computed by ("dbn" stands for them),
-#: as "meanonlybatchnorm" does for centring, and "batchgroupnorm" and "whiten-coloring" together.
+#: as "meanonlybatchnorm" does for centering, and "batchgroupnorm" and "whiten-coloring" together.
 SAME_GRAPHS = {
     "whiten-polar", "whiten-pca", "whiten-cholesky", "batch-center", "batchgroup-coloring"
 }  # fmt: skip

@@ -154,7 +154,7 @@ def test_a_wrong_input_is_named_and_changes_no_buffer(case, draw, training, inpu
         assert torch.equal(b, before[name]), name
 
 
-def test_one_value_per_channel_is_refused_where_it_is_centred(batch_case):
+def test_one_value_per_channel_is_refused_where_it_is_centered(batch_case):
     layer = batch_case.make()
     values = 1 if layer.area.name == "batch" else 4
     before = {name: b.clone() for name, b in layer.named_buffers()}

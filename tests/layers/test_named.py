@@ -121,9 +121,9 @@ def test_group_size_none_and_too_large_mean_all_channels():
 def test_no_iterations_divide_by_the_root_of_the_trace(draw):
     x = draw(6, 12, 5, dtype=torch.float64)
     y = isonorm.IterNorm(12, num_iters=0, eps=0, dtype=torch.float64)(x)
-    centred = x - x.mean((0, 2), keepdim=True)
-    trace = centred.square().mean((0, 2)).sum()
-    torch.testing.assert_close(y, centred / trace.sqrt())
+    centered = x - x.mean((0, 2), keepdim=True)
+    trace = centered.square().mean((0, 2)).sum()
+    torch.testing.assert_close(y, centered / trace.sqrt())
 
 
 def test_polar_is_zca(draw):

@@ -75,9 +75,9 @@ def test_whitening_mode_averages_whitening_matrices(draw):
         w = 0.7 * w + 0.3 * padded(batch, 5)
         torch.testing.assert_close(layer.running_whitening, w)
     x = draw(3, 12, 7, **WIDE)
-    centred = x - layer.running_mean.view(1, 12, 1)
+    centered = x - layer.running_mean.view(1, 12, 1)
     blocks = [m[:d, :d] for m, d in zip(w, (5, 5, 2), strict=True)]
-    expected = torch.block_diag(*blocks) @ centred
+    expected = torch.block_diag(*blocks) @ centered
     torch.testing.assert_close(layer.eval()(x), expected)
 
 

@@ -13,12 +13,12 @@ from isonorm.optim import centralize, normalize_gradients
 from .conftest import make_params, set_grads
 
 
-def centred(grad: torch.Tensor) -> torch.Tensor:
+def centered(grad: torch.Tensor) -> torch.Tensor:
     return torch.stack([row - row.sum() / row.numel() if row.numel() > 1 else row for row in grad])
 
 
-def centred_layers(grad: torch.Tensor) -> torch.Tensor:
-    return centred(grad) if grad.ndim > 1 and grad.numel() else grad
+def centered_layers(grad: torch.Tensor) -> torch.Tensor:
+    return centered(grad) if grad.ndim > 1 and grad.numel() else grad
 
 
 def unit(grad: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def unit(grad: torch.Tensor) -> torch.Tensor:
     ids=["sgd", "adamw", "fused_adam"],
 )
 @pytest.mark.parametrize(
-    "wrap, formula", [(centralize, centred_layers), (normalize_gradients, unit)]
+    "wrap, formula", [(centralize, centered_layers), (normalize_gradients, unit)]
 )
 def test_it_is_the_optimizer_on_transformed_gradients(wrap, formula, inner, in_place):
     params, twin = make_params(), make_params()
@@ -60,7 +60,7 @@ def test_min_ndim_leaves_the_rest_alone():
     set_grads(params, 0)
     optimizer.step()
     assert [a is p.grad for a, p in zip(seen, params, strict=True)] == [p.ndim < 3 for p in params]
-    torch.testing.assert_close(seen[1], centred(params[1].grad))
+    torch.testing.assert_close(seen[1], centered(params[1].grad))
 
 
 def test_wrappers_nest():
@@ -70,7 +70,7 @@ def test_wrappers_nest():
     set_grads(params, 0)
     set_grads(twin, 0)
     for p in twin:
-        p.grad = centred_layers(unit(p.grad))
+        p.grad = centered_layers(unit(p.grad))
     optimizer.step()
     plain.step()
     torch.testing.assert_close(params, twin)

@@ -44,7 +44,7 @@ def test_centered_weight_norm_is_its_formula(layer):
         torch.testing.assert_close(w, g * deviation / deviation.norm(), rtol=1e-9, atol=1e-9)
 
 
-def test_centered_weight_norm_starts_from_the_centred_weight():
+def test_centered_weight_norm_starts_from_the_centered_weight():
     module = nn.Linear(5, 3).double()
     before = module.weight.detach().clone()
     weights.centered_weight_norm(module)

@@ -70,7 +70,7 @@ def inputs_for(module: nn.Module) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("layer", [name for name in LAYERS if name != "bilinear"])
 def test_the_layout_finds_the_weights_of_an_output(layer):
-    """Centred weights do not see a mean that all inputs share: for each output, bias apart."""
+    """Centered weights do not see a mean that all inputs share: for each output, bias apart."""
     module = weights.centered_weight_norm(LAYERS[layer]().double())
     for row in outputs_of(module):
         assert row.sum().abs() < 1e-12
@@ -177,7 +177,7 @@ def test_dtypes_and_autocast(method, dtype):
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ON_TORCHS])
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_rows_without_direction_are_finite(method, value):
-    """All weights equal, or all zero: nothing to centre or to make orthogonal."""
+    """All weights equal, or all zero: nothing to center or to make orthogonal."""
     module = METHODS[method](nn.Linear(7, 4).double())
     original = list(module.parametrizations.weight.parameters())[-1]
     with torch.no_grad():

@@ -79,8 +79,8 @@ def axis_swaps(
 
 def _standardized(rows: Tensor) -> Tensor:
     rows = wide(rows)
-    centred = rows - rows.mean(1, keepdim=True)
-    return centred / centred.norm(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    centered = rows - rows.mean(1, keepdim=True)
+    return centered / centered.norm(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def newton_convergence(eigenvalues: Tensor, num_iters: int) -> Tensor:

@@ -3,7 +3,7 @@
     Scalar    (n, K, c, S)    the chunk itself: features one by one
     Rows      (n·K, c, S)     a view, one matrix an example: instances, and many positions in NCHW
               (n, K, c·S)     the same for groups of channels as features
-    Gathered  (K, c, n·S)     a copy, made while centring: few positions in NCHW
+    Gathered  (K, c, n·S)     a copy, made while centering: few positions in NCHW
     Columns   (K, n·S, c)     a view, transposed: channels_last, or no positions
 
 Index legend: b problems, d features, m samples.
@@ -50,7 +50,7 @@ class Scalar(Layout):
     def made(self, values: Tensor) -> Tensor:
         return values.to(self.dtype)
 
-    def centred(self, chunk: Chunk, mean: Tensor) -> Tensor:
+    def centered(self, chunk: Chunk, mean: Tensor) -> Tensor:
         return chunk.values - self._broadcast(mean)  # in the chunk's own strides
 
     def untile(self, tile: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Rows(Layout):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        # Where centred tiles are made: the examples apart, and one after the other.
+        # Where centered tiles are made: the examples apart, and one after the other.
         self._made: tuple[Tensor, Tensor] | None = None
 
     def repeated(self, operand: Tensor, purpose: str) -> Tensor:
@@ -112,11 +112,11 @@ class Rows(Layout):
     def made(self, values: Tensor) -> Tensor:
         return values.to(self.dtype).reshape(-1, self.d, self.m)
 
-    def centred(self, chunk: Chunk, mean: Tensor) -> Tensor:
+    def centered(self, chunk: Chunk, mean: Tensor) -> Tensor:
         rows = chunk.values
         if not self.spans_batch:  # elsewhere a problem's features are a group's channels
             rows = rows.reshape(-1, self.p, self.d, self.m)
-        room = self.room("centred", rows.shape)
+        room = self.room("centered", rows.shape)
         if self._made is None or self._made[0] is not room:
             self._made = room, room.view(-1, self.d, self.m)
         torch.sub(rows, mean.view(-1, self.p, self.d, 1), out=room)
@@ -147,8 +147,8 @@ class Rows(Layout):
 class Gathered(Layout):
     """(K, c, n·S): a copy with the samples of all examples side by side.
 
-    A chunk has one tile as it is and one centred at a time, which is enough: what is whitened is
-    centred.
+    A chunk has one tile as it is and one centered at a time, which is enough: what is whitened is
+    centered.
     """
 
     def as_tile(self, values: Tensor) -> None:
@@ -158,9 +158,9 @@ class Gathered(Layout):
         columns = values.permute(1, 2, 0, 3)
         return self.room("tile", columns.shape).copy_(columns).flatten(2)
 
-    def centred(self, chunk: Chunk, mean: Tensor) -> Tensor:
+    def centered(self, chunk: Chunk, mean: Tensor) -> Tensor:
         columns = chunk.values.permute(1, 2, 0, 3)
-        room = self.room("centred", columns.shape)
+        room = self.room("centered", columns.shape)
         return torch.sub(columns, mean[..., None, None], out=room).flatten(2)
 
     def untile(self, tile: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class Columns(Layout):
     def made(self, values: Tensor) -> Tensor:
         return values.to(self.dtype).permute(1, 0, 3, 2).flatten(1, 2)
 
-    def centred(self, chunk: Chunk, mean: Tensor) -> Tensor:
+    def centered(self, chunk: Chunk, mean: Tensor) -> Tensor:
         return (chunk.values - mean.unsqueeze(-1)).permute(1, 0, 3, 2).flatten(1, 2)
 
     def untile(self, tile: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def prepare(
     g: Tensor | None = None,
 ) -> Work:
     assert extra is None and g is None and not plan.act, "only kernels fuse what follows"
-    assert plan.operation.centers or plan.operation.method is None, "what is whitened is centred"
+    assert plan.operation.centers or plan.operation.method is None, "what is whitened is centered"
     return Work(block, layout(plan.area, block.view(x), working_dtype(x)))
 
 
@@ -78,7 +78,7 @@ def _about_pivot(chunks: Sequence[Chunk], pivot: Tensor, work: Work, plan: Plan)
     ops, m = work.ops, _samples(chunks, work, plan)
     square, totals = Square(ops), []
     for chunk in chunks:
-        tile = ops.centred_tile(chunk, pivot)
+        tile = ops.centered_tile(chunk, pivot)
         totals.append(ops.total(tile))
         square.add(tile)
     delta = ops.joined(totals).div_(m)
@@ -86,7 +86,7 @@ def _about_pivot(chunks: Sequence[Chunk], pivot: Tensor, work: Work, plan: Plan)
 
 
 def _about_zero(chunks: Sequence[Chunk], work: Work, plan: Plan) -> Statistics:
-    """Of a run of chunks that is not centred: second moments."""
+    """Of a run of chunks that is not centered: second moments."""
     ops, m = work.ops, _samples(chunks, work, plan)
     square = Square(ops)
     for chunk in chunks:
@@ -115,19 +115,19 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     return statistics, root(statistics.cov, plan)
 
 
-def centring(
+def centering(
     work: Work, mean: Tensor, cov: Tensor, plan: Plan
 ) -> tuple[Tensor | None, Tensor | None]:
     """What steps 3 and 6 subtract from every number, and what they take off products: μ is one of
     them, the other None.
 
-    Steps 1 and 4 always centre: over many samples a mean in x, and in dy, adds up to sums beside
+    Steps 1 and 4 always center: over many samples a mean in x, and in dy, adds up to sums beside
     which what is wanted is small.
     """
     if not plan.operation.centers:
         return None, None
     # Where γ and β vary along the samples, products are not all that needs x − μ.
-    after = plan.folds_recovery and work.ops.spares_centring(mean, cov)
+    after = plan.folds_recovery and work.ops.spares_centering(mean, cov)
     return (None, mean) if after else (mean, None)
 
 
@@ -137,8 +137,8 @@ def apply(
     """Step 3: y = A(x − μ) + β."""
     (block, ops), out = work, work.block.view(y)
     bias = None if recovery.bias is None else block.per_channel(recovery.bias).to(w.dtype)
-    before, after = centring(work, statistics.mean, statistics.cov, plan)
-    tiles = ops.centred_tiles(before, out, again=True)
+    before, after = centering(work, statistics.mean, statistics.cov, plan)
+    tiles = ops.centered_tiles(before, out, again=True)
     if not plan.folds_recovery:  # γ and β vary along the samples
         for rows, tile, part in tiles:
             z = ops.untile(ops.product(ops.part(w, rows), tile, None))
@@ -163,7 +163,7 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (p.mean.new_zeros(block.groups * block.size) for _ in range(2))
-    for rows, tile, g in ops.centred_tiles(p.mean if plan.operation.centers else None, grad):
+    for rows, tile, g in ops.centered_tiles(p.mean if plan.operation.centers else None, grad):
         if dweight is None or dbias is None:
             g = ops.tile(g)
         else:
@@ -236,12 +236,12 @@ def backward_apply(
     (block, ops), grad, out = work, work.block.view(dy), work.block.view(dx)
     # turned after it is repeated: products take either, copies do not
     a, slope = ops.repeated(grads.a, "matrix").mT, ops.repeated(grads.slope, "slope")
-    before, after = centring(work, p.mean, p.cov, plan)
+    before, after = centering(work, p.mean, p.cov, plan)
     shift = grads.shift.unsqueeze(-1)
     if after is not None:
         shift = torch.baddbmm(shift, grads.slope, after.unsqueeze(-1), alpha=-1)
     shift = ops.repeated(shift, "shift")
-    for rows, tile, g, part in ops.centred_tiles(before, grad, out, again=True):
+    for rows, tile, g, part in ops.centered_tiles(before, grad, out, again=True):
         if plan.folds_recovery:
             g = ops.tile(g)
         else:

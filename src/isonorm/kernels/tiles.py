@@ -1,6 +1,6 @@
 """Tiles: the arithmetic of one chunk of examples, on the tensor as it lies.
 
-The explicit path works through an activation chunk by chunk, so that centred copies stay in cache
+The explicit path works through an activation chunk by chunk, so that centered copies stay in cache
 and never cost memory of the activation's size. A chunk is an (n, K, c, S) view; its *tile* is the
 same numbers in the shape the arithmetic wants. Where features are treated one by one that is the
 chunk itself; where they are treated together it is a batch of d × m matrices, in whichever of the
@@ -90,8 +90,8 @@ class Layout:
         self.rows = [slice(i, min(i + self.length, n)) for i in starts]
         self.sizes = [rows.stop - rows.start for rows in self.rows]
         self.chunks = self.cut(view)
-        # What was centred last: the chunk, the mean and the tile.
-        self._centred: tuple[Chunk, Tensor, Tensor] | None = None
+        # What was centered last: the chunk, the mean and the tile.
+        self._centered: tuple[Chunk, Tensor, Tensor] | None = None
         # Whether values may decide what is done: elsewhere to ask for one is to wait for it, and a
         # tracer's have none.
         self.tells = view.device.type == "cpu" and not is_watched(view)
@@ -99,9 +99,9 @@ class Layout:
         # keep what it sees, so that its memory must not be used again.
         self.room = Scratch(view, dtype, keeps=self.tells).room
 
-    def spares_centring(self, mean: Tensor, cov: Tensor) -> bool:
+    def spares_centering(self, mean: Tensor, cov: Tensor) -> bool:
         """Whether products may take the tiles as they lie, and have the mean's share taken off
-        afterwards: where tiles are views, so that it is centring that copies, and means near zero.
+        afterwards: where tiles are views, so that it is centering that copies, and means near zero.
         """
         if not self.tells or self.source.numel() < FEWEST_TO_ASK:
             return False
@@ -126,7 +126,7 @@ class Layout:
             tiles = map(self.as_tile, values)
         return list(map(Chunk, self.rows, values, tiles))
 
-    def centred_tiles(
+    def centered_tiles(
         self, mean: Tensor | None, *views: Tensor, again: bool = False
     ) -> Iterator[tuple[Any, ...]]:
         """Each chunk's examples, their tile less a (b, d) mean, and their chunks of other views.
@@ -141,15 +141,19 @@ class Layout:
             else:
                 shared = self.spans_batch or len(walk) == 1
                 own = mean if shared else mean[self.problems(chunk.rows)]
-                yield chunk.rows, self.centred_tile(chunk, own), *others
+                yield chunk.rows, self.centered_tile(chunk, own), *others
 
-    def centred_tile(self, chunk: Chunk, mean: Tensor) -> Tensor:
+    def centered_tile(self, chunk: Chunk, mean: Tensor) -> Tensor:
         """The tile of one of the chunks less the mean of its problems, until the next is asked
         for.
         """
-        if self._centred is None or self._centred[0] is not chunk or self._centred[1] is not mean:
-            self._centred = chunk, mean, self.centred(chunk, mean)
-        return self._centred[2]
+        if (
+            self._centered is None
+            or self._centered[0] is not chunk
+            or self._centered[1] is not mean
+        ):
+            self._centered = chunk, mean, self.centered(chunk, mean)
+        return self._centered[2]
 
     def problems(self, rows: slice) -> slice:
         """The problems a chunk belongs to: all of them where the area spans the batch."""
@@ -185,8 +189,8 @@ class Layout:
         """The tile of an (n, K, c, S) view in the working dtype, wherever it may lie."""
         raise NotImplementedError
 
-    def centred(self, chunk: Chunk, mean: Tensor) -> Tensor:
-        """Makes the tile of ``centred_tile``, in the same memory every time."""
+    def centered(self, chunk: Chunk, mean: Tensor) -> Tensor:
+        """Makes the tile of ``centered_tile``, in the same memory every time."""
         raise NotImplementedError
 
     def untile(self, tile: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Curves as figures in one style: for the screen, for print, and without relying on colour."""
+"""Curves as figures in one style: for the screen, for print, and without relying on color."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _draw(
     seeds: Sequence[Result],
     quantity: Callable[[Epoch], float],
     spread: Spread,
-    colour: str,
+    color: str,
     dashes: Any,
 ) -> None:
     longest = max(len(result.epochs) for result in seeds)
@@ -206,16 +206,16 @@ def _draw(
     values, epochs = values[:, measured], np.arange(1, longest + 1)[measured]
     values[np.isinf(values)] = np.nan  # a gap, not a line from one side of it to the other
     low, middle, high = _over_seeds(values, spread)
-    alone = _without_neighbours(middle)  # a line through one point cannot be seen
+    alone = _without_neighbors(middle)  # a line through one point cannot be seen
     marker = "o" if alone.any() else ""
-    axes.plot(epochs, middle, color=colour, linestyle=dashes, marker=marker, markevery=alone)
-    axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(epochs, middle, color=color, linestyle=dashes, marker=marker, markevery=alone)
+    axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _without_neighbours(line: np.ndarray) -> np.ndarray:
+def _without_neighbors(line: np.ndarray) -> np.ndarray:
     """Which of its points stand between gaps.
 
-    >>> _without_neighbours(np.array([1, np.nan, 1, 1])).tolist()
+    >>> _without_neighbors(np.array([1, np.nan, 1, 1])).tolist()
     [True, False, False, False]
     """
     there = np.pad(np.isfinite(line), 1)

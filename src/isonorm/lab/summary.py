@@ -97,7 +97,7 @@ def _number(value: float, like: float, decimals: int | None) -> str:
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Between the two values nearest to it, as ``statistics.quantiles`` has it, which makes NaN of
-    an infinite neighbour that has no weight.
+    an infinite neighbor that has no weight.
 
     >>> quantile([1.0, 2.0, 3.0, 4.0, math.inf], 0.75)
     4.0

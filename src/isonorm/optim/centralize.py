@@ -24,7 +24,7 @@ class Centralized(GradientTransform):
         return "centralize"
 
     def transform(self, grad: Tensor, prepared: None) -> Tensor:
-        if grad[:1].numel() <= 1:  # centred, a vector of one element would be zero for ever
+        if grad[:1].numel() <= 1:  # centered, a vector of one element would be zero for ever
             return grad.clone()
         return grad - grad.mean(tuple(range(1, grad.ndim)), keepdim=True)
 
@@ -51,8 +51,8 @@ def centralize(
 
     The weight vectors are the slices along dimension 0, the outputs of linear layers and
     convolutions. A transposed convolution has its outputs in dimension 1; there, as in the authors'
-    code, the weights of an input are centred. Vectors of a single element stay as they are: centred
-    they would be zero, and never learn.
+    code, the weights of an input are centered. Vectors of a single element stay as they are:
+    centered they would be zero, and never learn.
     """
     min_ndim = plain(min_ndim)
     if isinstance(min_ndim, int) and min_ndim < 2:

@@ -158,8 +158,8 @@ def _closest_quintic(low: float, high: float) -> Step:
         points = zip((low, q, r, high), (1.0, -1.0, 1.0, -1.0), strict=True)
         a, b, c, error = _solve([[x, x**3, x**5, sign, 1.0] for x, sign in points])
         # p′ = a + 3b·t + 5c·t² vanishes at t = q², r².
-        centre, spread = -0.3 * b / c, (9 * b * b - 20 * a * c) ** 0.5 / (10 * c)
-        q, r = (centre - spread) ** 0.5, (centre + spread) ** 0.5
+        center, spread = -0.3 * b / c, (9 * b * b - 20 * a * c) ** 0.5 / (10 * c)
+        q, r = (center - spread) ** 0.5, (center + spread) ** 0.5
         if abs(error - previous) < 1e-15:
             break
         previous = error

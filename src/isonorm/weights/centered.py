@@ -31,14 +31,14 @@ class CenteredWeightNorm(nn.Module):
     def forward(self, *originals: Tensor) -> Tensor:
         v = originals[-1]
         with no_autocast(v):
-            rows = self._centred(v)
+            rows = self._centered(v)
             # eps under the root: where all weights are equal the result is zero, with a gradient.
             rows = rows * (rows.square().sum(-1, keepdim=True) + self.eps).rsqrt()
             if self.gain:
                 rows = rows * self.layout.per_row(originals[0])
             return self.layout.weight(rows, v).to(v.dtype)
 
-    def _centred(self, weight: Tensor) -> Tensor:
+    def _centered(self, weight: Tensor) -> Tensor:
         """(k, o, n) rows of mean zero, in the working precision: eps, and squares, leave the range
         of float16.
         """
@@ -46,11 +46,11 @@ class CenteredWeightNorm(nn.Module):
         return rows - rows.mean(-1, keepdim=True)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Parameters whose weight is the given one, centred (and, without a gain, of length 1)."""
+        """Parameters whose weight is the given one, centered (and, without a gain, of length 1)."""
         if not self.gain:
             return weight
         with no_autocast(weight):
-            lengths = torch.linalg.vector_norm(self._centred(weight), dim=-1)
+            lengths = torch.linalg.vector_norm(self._centered(weight), dim=-1)
         return lengths.flatten().to(weight.dtype), weight
 
     def extra_repr(self) -> str:
@@ -76,7 +76,7 @@ def centered_weight_norm(
         module: a layer, changed and returned.
         name: of its weight.
         dim: the dimension of the outputs; None finds it.
-        gain: learn g, starting from the length of the weight's centred rows.
+        gain: learn g, starting from the length of the weight's centered rows.
         eps: added to the squared length.
     """
     eps = plain(eps)

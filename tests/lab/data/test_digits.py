@@ -7,7 +7,7 @@ from isonorm.lab.data import digits, load
 
 
 def test_images_and_labels_belong_together(data):
-    """A nearest-neighbour classifier is right about digits only if images and labels match."""
+    """A nearest-neighbor classifier is right about digits only if images and labels match."""
     test, train = data.test_images.flatten(1), data.train_images.flatten(1)
     nearest = torch.cdist(test, train).argmin(dim=1)
     assert (data.train_labels[nearest] == data.test_labels).double().mean() > 0.97

@@ -69,7 +69,7 @@ def test_coordinates_are_renewed_every_interval_and_frozen_between():
 
 
 def test_a_step_is_one_of_natural_gradient():
-    """In the coordinates of x, W moves by −η·∇W·(Σ + ε)⁻¹, of the centred inputs."""
+    """In the coordinates of x, W moves by −η·∇W·(Σ + ε)⁻¹, of the centered inputs."""
     layer, x, cotangent = natural(eps=EPS).train(), correlated(), torch.randn(200, 4).double()
     layer(x)
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from isonorm.analysis.plots.style import _LOOKS, _OTHER_COLOURS, ramp
+from isonorm.analysis.plots.style import _LOOKS, _OTHER_COLORS, ramp
 from isonorm.lab.pages import pictures
 from isonorm.lab.pages.markup import element
 from tests.lab.pages.helpers import Parsed
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """WCAG 2's relative luminance."""
-    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    shares = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -30,18 +30,18 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "colour", [*(look[0] for look in _LOOKS.values()), *_OTHER_COLOURS, *ramp(7), "#333333"]
+    "color", [*(look[0] for look in _LOOKS.values()), *_OTHER_COLORS, *ramp(7), "#333333"]
 )
-def test_lines_stand_out_from_dark_paper(colour):
-    assert contrast(pictures.dark(colour), pictures.dark("#ffffff")) >= 3.0
+def test_lines_stand_out_from_dark_paper(color):
+    assert contrast(pictures.dark(color), pictures.dark("#ffffff")) >= 3.0
 
 
 def test_a_ramp_stays_in_order_on_dark_paper():
-    lights = [luminance(pictures.dark(colour)) for colour in ramp(7)]
+    lights = [luminance(pictures.dark(color)) for color in ramp(7)]
     assert lights == sorted(lights)
 
 
-def test_every_colour_of_a_drawing_has_one_for_the_dark():
+def test_every_color_of_a_drawing_has_one_for_the_dark():
     figure = Figure()
     figure.subplots().plot([1, 2], color="#0072B2")
     uri = pictures.of_figure(figure)

@@ -39,13 +39,13 @@ def x() -> Tensor:
 @pytest.fixture
 def same() -> Callable[..., nn.Module]:
     """Folds a network, in float64, and checks that the copy is the same function and the network
-    itself unchanged; gives the copy. ``centred`` makes every running mean zero.
+    itself unchanged; gives the copy. ``centered`` makes every running mean zero.
     """
 
-    def check(model: nn.Module, *inputs: Tensor, centred: bool = False) -> nn.Module:
+    def check(model: nn.Module, *inputs: Tensor, centered: bool = False) -> nn.Module:
         model = stir(model).double()
         for name, buffer in model.named_buffers():
-            if centred and name.endswith("running_mean"):
+            if centered and name.endswith("running_mean"):
                 buffer.zero_()
         before = copy.deepcopy(model.state_dict())
         training = model.training

@@ -113,7 +113,7 @@ def test_a_norm_in_front_of_an_edge_stays_a_convolution(make_layer, rank, norm, 
 @pytest.mark.parametrize(("make_layer", "rank"), EDGED.values(), ids=EDGED)
 def test_a_norm_without_a_shift_is_merged_in_front_of_an_edge(make_layer, rank, same):
     model = nn.Sequential(isonorm.DBN(12, group_size=2, affine=False), make_layer())
-    folded = same(model, torch.randn(3, 12, *[6] * rank), centred=True)
+    folded = same(model, torch.randn(3, 12, *[6] * rank), centered=True)
     assert folded.fold_report.which("merged") == ["0"]
 
 

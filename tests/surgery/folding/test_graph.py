@@ -1,4 +1,4 @@
-"""What ``graph.read`` says of a forward: neighbours, calls, and what it cannot follow."""
+"""What ``graph.read`` says of a forward: neighbors, calls, and what it cannot follow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Whole(nn.Module):
         return self.head(torch.flatten(x.mean((2, 3), keepdim=True), 1))
 
 
-def test_neighbours_and_calls():
+def test_neighbors_and_calls():
     links = graph.read(Whole())
     assert links.order == ("stem", "block.conv", "block.norm", "branching", "head")
     assert links.calls("block.conv") == 2

@@ -31,13 +31,13 @@ def sweep(
     """
     ax = axes_of(ax)
     dress = styles or looks(list(curves))
-    for i, ((name, (x, mean, spread)), (colour, dashes)) in enumerate(
+    for i, ((name, (x, mean, spread)), (color, dashes)) in enumerate(
         zip(curves.items(), dress, strict=True)
     ):
         marker = _MARKERS[i % len(_MARKERS)]
-        ax.plot(x, mean, label=name, color=colour, linestyle=dashes, marker=marker, markersize=3.5)
+        ax.plot(x, mean, label=name, color=color, linestyle=dashes, marker=marker, markersize=3.5)
         low, high = ([m + s * e for m, e in zip(mean, spread, strict=True)] for s in (-1, 1))
-        ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if log_y:
@@ -61,10 +61,10 @@ def spectrum(
     """Eigenvalues in their order, of one or of several named activations."""
     ax = axes_of(ax)
     several = eigenvalues if isinstance(eigenvalues, Mapping) else {"": eigenvalues}
-    for (name, values), (colour, dashes) in zip(several.items(), looks(list(several)), strict=True):
+    for (name, values), (color, dashes) in zip(several.items(), looks(list(several)), strict=True):
         rank = range(1, len(values) + 1)
-        colour = colour if name else INK
-        ax.plot(rank, values.tolist(), label=name, color=colour, linestyle=dashes)
+        color = color if name else INK
+        ax.plot(rank, values.tolist(), label=name, color=color, linestyle=dashes)
     ax.set_yscale("log")
     ax.set_xlabel("rank")
     ax.set_ylabel(ylabel)
@@ -80,10 +80,10 @@ def density(
     """The density of a curvature's eigenvalues, one or several; what is below ``floor`` is cut."""
     ax = axes_of(ax)
     several = densities if isinstance(densities, Mapping) else {"": densities}
-    for (name, found), (colour, dashes) in zip(several.items(), looks(list(several)), strict=True):
-        colour = colour if name else INK
+    for (name, found), (color, dashes) in zip(several.items(), looks(list(several)), strict=True):
+        color = color if name else INK
         ax.plot(found.grid.tolist(), found.density.clamp(min=floor).tolist(), label=name,
-                color=colour, linestyle=dashes, linewidth=1.3)  # fmt: skip
+                color=color, linestyle=dashes, linewidth=1.3)  # fmt: skip
     ax.set_yscale("log")
     ax.set_ylim(bottom=floor * 2)
     ax.set_xlabel("eigenvalue")
@@ -99,9 +99,9 @@ def convergence(eigenvalues: Tensor, num_iters: int = 10, *, ax: Axes | None = N
     ax = axes_of(ax)
     steps = newton_convergence(eigenvalues, num_iters)
     order = eigenvalues.argsort(descending=True).tolist()
-    for i, colour in zip(order, ramp(len(order)), strict=True):
+    for i, color in zip(order, ramp(len(order)), strict=True):
         share = (eigenvalues[i] / eigenvalues.sum()).item()
-        ax.plot(range(num_iters + 1), steps[:, i].tolist(), color=colour, label=f"{share:.1%}")
+        ax.plot(range(num_iters + 1), steps[:, i].tolist(), color=color, label=f"{share:.1%}")
     ax.set_xlabel("Newton steps T")
     ax.set_ylabel("variance of the output")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -114,10 +114,10 @@ def convergence(eigenvalues: Tensor, num_iters: int = 10, *, ax: Axes | None = N
 def singular_values(values: Mapping[str, Tensor], *, ax: Axes | None = None) -> Axes:
     """The distribution of Jacobians' singular values: their share below each size."""
     ax = axes_of(ax)
-    for (name, found), (colour, dashes) in zip(values.items(), looks(list(values)), strict=True):
+    for (name, found), (color, dashes) in zip(values.items(), looks(list(values)), strict=True):
         ordered = found.flatten().sort().values
         share = [(i + 1) / len(ordered) for i in range(len(ordered))]
-        ax.plot(ordered.tolist(), share, label=name, color=colour, linestyle=dashes)
+        ax.plot(ordered.tolist(), share, label=name, color=color, linestyle=dashes)
     ax.set_xscale("log")
     ax.axvline(1, color="0.45", linewidth=0.7, zorder=1)
     ax.set_xlabel("singular value of the Jacobian")
@@ -136,9 +136,9 @@ def history(
     """What a :class:`~isonorm.analysis.Monitor` has seen, layer by layer, against steps."""
     ax = axes_of(ax)
     layers = list(dict.fromkeys(record["layer"] for record in records))
-    for layer, colour in zip(layers, ramp(len(layers)), strict=True):
+    for layer, color in zip(layers, ramp(len(layers)), strict=True):
         own = [r for r in records if r["layer"] == layer and r.get(quantity) is not None]
-        ax.plot([r["step"] for r in own], [r[quantity] for r in own], color=colour, label=layer)
+        ax.plot([r["step"] for r in own], [r[quantity] for r in own], color=color, label=layer)
     ax.set_yscale("log")
     ax.set_xlabel("step")
     ax.set_ylabel(quantity.replace("_", " "))

@@ -38,8 +38,8 @@ def whitening(
     y = x if norm is None else in_training(norm)(x).detach()
     _scatter(ax, y, color=PALE, s=2)
     values, vectors = torch.linalg.eigh(torch.cov(y.T))
-    for colour, value, vector in zip((ACCENT, INK), values, vectors.T, strict=True):
-        _arrow(ax, vector * value.sqrt() * 2, colour)
+    for color, value, vector in zip((ACCENT, INK), values, vectors.T, strict=True):
+        _arrow(ax, vector * value.sqrt() * 2, color)
     return ax
 
 
@@ -70,10 +70,10 @@ def kernel_balance(image: Tensor, kernels: Tensor, *, ax: Axes | None = None) ->
     rows = [(*contributions(image, k), *contributions(image, equilibrated(image, k)))
             for k in kernels]  # fmt: skip
     at = range(len(rows))
-    for shift, first, colour, label in ((-0.2, 0, PALE, "raw"), (0.2, 2, INK, "equilibrated")):
+    for shift, first, color, label in ((-0.2, 0, PALE, "raw"), (0.2, 2, INK, "equilibrated")):
         x = [i + shift for i in at]
-        ax.bar(x, [row[first] for row in rows], width=0.36, color=colour, label=label)
-        ax.bar(x, [row[first + 1] for row in rows], width=0.36, color=colour, hatch="///",
+        ax.bar(x, [row[first] for row in rows], width=0.36, color=color, label=label)
+        ax.bar(x, [row[first + 1] for row in rows], width=0.36, color=color, hatch="///",
                edgecolor="white", linewidth=0)  # fmt: skip
     ax.axhline(0, color="0.4", linewidth=0.7)
     ax.set_xticks(list(at), [str(i + 1) for i in at])
@@ -85,8 +85,8 @@ def kernel_balance(image: Tensor, kernels: Tensor, *, ax: Axes | None = None) ->
 
 def equilibrated(image: Tensor, kernel: Tensor) -> Tensor:
     """w″ = s(w + b) for one channel (EquiNorm Section 4): b = −mean w, s = r/(v·w′⁺)."""
-    centred = kernel - kernel.mean()
-    return centred * (image.numel() / (image.sum() * centred.clamp(min=0).sum()))
+    centered = kernel - kernel.mean()
+    return centered * (image.numel() / (image.sum() * centered.clamp(min=0).sum()))
 
 
 def contributions(image: Tensor, kernel: Tensor) -> tuple[float, float]:
@@ -106,8 +106,8 @@ def _scatter(ax: Axes, points: Tensor, **how: Any) -> None:
     ax.scatter(points[:, 0].tolist(), points[:, 1].tolist(), **how)
 
 
-def _arrow(ax: Axes, vector: Tensor, colour: str) -> None:
+def _arrow(ax: Axes, vector: Tensor, color: str) -> None:
     ax.annotate(
         "", xy=(vector[0].item(), vector[1].item()), xytext=(0, 0),
-        arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0},
+        arrowprops={"arrowstyle": "-|>", "color": color, "lw": 1.6, "shrinkA": 0, "shrinkB": 0},
     )  # fmt: skip

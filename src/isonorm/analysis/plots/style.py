@@ -1,4 +1,4 @@
-"""One style for every figure: for the screen, for print, and without relying on colour."""
+"""One style for every figure: for the screen, for print, and without relying on color."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STYLE: dict[Any, Any] = {
 _SOLID, _DASHED, _DOTTED, _DASHDOT = "-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5))
 _DASHDOTDOT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5))
 
-# Colours of Okabe and Ito, with dashes for where colour is lost. A norm that most comparisons show
+# Colors of Okabe and Ito, with dashes for where color is lost. A norm that most comparisons show
 # looks the same in all of them; others take what is free.
 _LOOKS = {
     "plain": ("#6b6b6b", _DOTTED),
@@ -52,7 +52,7 @@ _LOOKS = {
 }
 #: The papers' names for them, in small letters.
 _ALSO_CALLED = {"bn": "batchnorm", "baseline": "batchnorm"}
-_OTHER_COLOURS = ("#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
+_OTHER_COLORS = ("#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _OTHER_DASHES = (_SOLID, _DASHED, _DASHDOT, _DOTTED)
 
 INK, PALE = "#0072B2", "0.75"  # what a picture is about, and what surrounds it
@@ -60,21 +60,21 @@ ACCENT = "#D55E00"
 
 
 def looks(norms: Sequence[str]) -> list[tuple[str, Any]]:
-    """Colour and dashes of each norm: its own, or the next free ones."""
+    """Color and dashes of each norm: its own, or the next free ones."""
     own = [_LOOKS.get(_ALSO_CALLED.get(norm.lower(), norm.lower())) for norm in norms]
     own = [look if look not in own[:i] else None for i, look in enumerate(own)]
     taken = {look[0] for look in own if look is not None}
-    colours, dashes = _OTHER_COLOURS * len(_OTHER_DASHES), _OTHER_DASHES * len(_OTHER_COLOURS)
-    every = zip(colours, dashes, strict=True)
+    colors, dashes = _OTHER_COLORS * len(_OTHER_DASHES), _OTHER_DASHES * len(_OTHER_COLORS)
+    every = zip(colors, dashes, strict=True)
     free = cycle([look for look in every if look[0] not in taken])
     return [next(free) if look is None else look for look in own]
 
 
 def ramp(count: int) -> list[str]:
     """Blues from dark to light, for things that have an order."""
-    colours = matplotlib.colormaps["Blues"]
+    colors = matplotlib.colormaps["Blues"]
     shares = [1 - 0.65 * i / max(count - 1, 1) for i in range(count)]
-    return [to_hex(colours(share)) for share in shares]
+    return [to_hex(colors(share)) for share in shares]
 
 
 def styled(draw: Callable[P, Axes]) -> Callable[P, Axes]:

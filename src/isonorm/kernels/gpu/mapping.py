@@ -53,7 +53,7 @@ def mean_share(b_matrix, b_mean, PROMOTE: tl.constexpr):
 
 
 @triton.jit
-def centred(b_raw, b_mean, RAW: tl.constexpr):
+def centered(b_raw, b_mean, RAW: tl.constexpr):
     """A tile less its mean in float32; RAW, as it is."""
     if RAW:
         b_x = b_raw
@@ -68,7 +68,7 @@ def mapped(
     DIAG: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     RAW: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """γ·W(x − μ) + β of a centred tile, or of a RAW one, in float32."""
+    """γ·W(x − μ) + β of a centered tile, or of a RAW one, in float32."""
     if DIAG:
         b_y = b_x * b_w[None, :]
     else:

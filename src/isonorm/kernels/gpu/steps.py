@@ -96,9 +96,9 @@ def moments(work: Work, plan: Plan) -> Statistics:
         return Statistics(run.m, mean, cov)
     variance = torch.empty_like(mean)
     run.statistics(*run.to_solve(total, mean, variance, variance, None))
-    centre = mean.mean(1, keepdim=True)
-    cov = (variance + (mean - centre).square()).mean(1)
-    return Statistics(run.m, centre, cov.view(run.b, 1, 1))
+    center = mean.mean(1, keepdim=True)
+    cov = (variance + (mean - center).square()).mean(1)
+    return Statistics(run.m, center, cov.view(run.b, 1, 1))
 
 
 def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:

@@ -15,7 +15,7 @@ Tiles arrive in shared memory by themselves, several at a time. Where few bytes 
 they would be slow, or could not: there a program loads the next tile AHEAD, into registers, before
 it works on this one. Numbers that can only be loaded one by one are dealt out by EIGHTS.
 
-Moments are centred in float32 before any product, and so is all else but 16-bit input where tensor
+Moments are centered in float32 before any product, and so is all else but 16-bit input where tensor
 cores can read a tile as it arrives (see ``layout``). That is multiplied RAW, and the mean's share
 taken off the float32 result: what this loses is less than the input's own rounding of a mean.
 
@@ -44,7 +44,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .mapping import activated, centred, load_map, mapped, mean_share, through_activation
+from .mapping import activated, centered, load_map, mapped, mean_share, through_activation
 from .overlap import let_next_begin, wait_for_previous
 from .tile import (
     entries,
@@ -180,7 +180,7 @@ def apply_kernel(
             i_tile = from_the_end(i_step, i_stop, tiles)
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
             b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS)
-        b_x = centred(b_raw, b_mean, RAW)
+        b_x = centered(b_raw, b_mean, RAW)
         b_y = mapped(b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION)
         if RESIDUAL:
             b_residual = load_tile(
@@ -234,7 +234,7 @@ def backward_sums_kernel(
             o_sample, m_sample = sample_offsets(i_tile, n, s, sn, ss, BM, MERGED, I64, WIDTH)
             b_raw = load_tile(p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS)
             b_dy = load_tile(p_dy, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS)
-        b_x = centred(b_raw, b_mean, RAW)
+        b_x = centered(b_raw, b_mean, RAW)
         if ACT != "":
             if REMAKE:
                 b_s = mapped(
@@ -341,7 +341,7 @@ def backward_apply_kernel(
                     p_x, o_sample, m_sample, o_channel, m_channel, WHOLE, FULL, EIGHTS
                 )
         if TERMS != "of dy":
-            b_x = centred(b_raw, b_mean, RAW)
+            b_x = centered(b_raw, b_mean, RAW)
         if ACT != "":
             b_s = mapped(
                 b_x, b_w, b_weight, b_bias, p_x, DIAG, WEIGHT, BIAS, RAW, PROMOTE, PRECISION

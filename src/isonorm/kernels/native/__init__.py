@@ -1,6 +1,6 @@
 """The six steps of the explicit path in C, on a CPU, for groups of channels that are whitened.
 
-Between what torch offers for a CPU, a pass over an activation is several: numbers are centred in
+Between what torch offers for a CPU, a pass over an activation is several: numbers are centered in
 one, laid out for a product in the next, and multiplied in a third. Here a tile of them stays in
 cache throughout. ``passes.c`` goes over activations, tile (``tile.h``) by tile, ``newton.c`` makes
 a covariance's W; both multiply as ``multiply.h`` does. The first pass that needs them has the C

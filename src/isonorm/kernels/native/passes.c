@@ -59,7 +59,7 @@ static REAL *own(REAL *room, const struct shape *s)
     return room + omp_get_thread_num() * thread_size(s);
 }
 
-/* The mean of what is not centred. */
+/* The mean of what is not centered. */
 static const REAL nothing[MOST_FEATURES];
 
 #define FOR_TILES(r, s, start, count)                                                       \
@@ -100,26 +100,26 @@ static void merge_row(
     REAL *cov)
 {
     const index_t m = samples_of(v), size = part_size(s), chunk = chunk_of(s), d = v->features;
-    double sum[MOST_FEATURES], centre[MOST_FEATURES];
-    for (index_t j = i; j < d; j++) sum[j] = centre[j] = 0;
+    double sum[MOST_FEATURES], center[MOST_FEATURES];
+    for (index_t j = i; j < d; j++) sum[j] = center[j] = 0;
     const REAL *pivot = parts, *total = pivot + s->d, *row = total + s->d + i * s->d;
     for (index_t start = 0; start < m; start += chunk, pivot += size, total += size) {
         double count = least(chunk, m - start);
         for (index_t j = i; j < d; j++)
-            centre[j] += (count * ((double)pivot[j] - parts[j]) + total[j]) / m;
+            center[j] += (count * ((double)pivot[j] - parts[j]) + total[j]) / m;
     }
     pivot = parts, total = pivot + s->d;
     for (index_t start = 0; start < m;
          start += chunk, pivot += size, total += size, row += size) {
         double count = least(chunk, m - start);
-        double own_i = total[i] / count, away_i = (double)pivot[i] - parts[i] + own_i - centre[i];
+        double own_i = total[i] / count, away_i = (double)pivot[i] - parts[i] + own_i - center[i];
         for (index_t j = i; j < d; j++) {
             double own_j = total[j] / count;
-            double away_j = (double)pivot[j] - parts[j] + own_j - centre[j];
+            double away_j = (double)pivot[j] - parts[j] + own_j - center[j];
             sum[j] += row[j] + count * (away_i * away_j - own_i * own_j);
         }
     }
-    mean[i] = (REAL)(parts[i] + centre[i]);
+    mean[i] = (REAL)(parts[i] + center[i]);
     for (index_t j = i; j < d; j++) cov[i * d + j] = cov[j * d + i] = (REAL)(sum[j] / m);
 }
 
@@ -228,7 +228,7 @@ static void chunk_apply(
     const index_t d = v->features, depth = dy ? 2 * s->d : s->d;
     struct shape wide = *s; /* by columns, x − μ stands beside dy */
     if (s->by_columns) wide.width = depth;
-    REAL *centred = tiles + (!dy ? 0 : s->by_columns ? s->d : s->d * s->width);
+    REAL *centered = tiles + (!dy ? 0 : s->by_columns ? s->d : s->d * s->width);
     REAL *beside = matrix + (!dy ? 0 : s->by_columns ? s->d * s->d : s->d);
 
     if (dy) {
@@ -240,7 +240,7 @@ static void chunk_apply(
     x += offset(v, r.problem), out += offset(w, r.problem);
 
     FOR_TILES(r, *s, start, count) {
-        gather(x, v, &wide, start, count, mean, centred);
+        gather(x, v, &wide, start, count, mean, centered);
         if (dy) gather(dy, g, &wide, start, count, nothing, tiles);
         if (s->by_columns)
             multiply(s->samples, s->d, depth, tiles, depth, 1, matrix, s->d, made, s->d, 0, 0);

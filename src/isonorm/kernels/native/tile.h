@@ -1,4 +1,4 @@
-/* Tiles: some samples of one problem, centred, in memory that stays in cache.
+/* Tiles: some samples of one problem, centered, in memory that stays in cache.
 
    A tile lies as its tensor does: by rows, each feature's samples next to each other (NCHW), or by
    columns, each sample's features next to each other (channels_last). Features and samples are

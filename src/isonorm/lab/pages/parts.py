@@ -115,7 +115,7 @@ def details(summary: str, *content: str) -> Markup:
 
 
 def badge(answer: str, text: str | None = None) -> Markup:
-    """An answer such as "holds": a word and a sign, not a colour alone."""
+    """An answer such as "holds": a word and a sign, not a color alone."""
     kind = answer.replace(" ", "-") if answer in _SIGNS else "other"
     sign = element("span", _SIGNS.get(answer, "·"), aria_hidden="true")
     return element("span", sign, f" {text or answer}", class_=f"badge {kind}")

@@ -16,7 +16,7 @@ from ...analysis.plots.style import STYLE
 #: An SVG with more than this, of thousands of points, is larger than its PNG and slow to show.
 MOST_SVG_BYTES = 300_000
 
-_COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
+_COLOR = re.compile(r"#[0-9a-fA-F]{6}\b")
 #: What becomes of black and of white on a dark screen; greys lie between.
 _DARK_OF_BLACK, _DARK_OF_WHITE = (0xE6, 0xE8, 0xEB), (0x1B, 0x1F, 0x24)
 
@@ -52,16 +52,16 @@ def of_png(content: bytes) -> str:
 
 
 def of_svg(text: str) -> str:
-    """The drawing, which changes its colours where the screen is dark.
+    """The drawing, which changes its colors where the screen is dark.
 
     Its white paper is turned round with the ink, so that a browser which does not tell pictures
     about dark screens shows it as it was drawn.
     """
-    colours = sorted({colour.lower() for colour in _COLOUR.findall(text)})
-    changed = " ".join(f"--c{colour[1:]}: {dark(colour)};" for colour in colours)
-    changed += f" fill: {dark('#000000')};"  # what names no colour is black
+    colors = sorted({color.lower() for color in _COLOR.findall(text)})
+    changed = " ".join(f"--c{color[1:]}: {dark(color)};" for color in colors)
+    changed += f" fill: {dark('#000000')};"  # what names no color is black
     rule = f"@media screen and (prefers-color-scheme: dark) {{ svg {{ {changed} }} }}"
-    text = _COLOUR.sub(lambda match: f"var(--c{match[0][1:].lower()}, {match[0]})", text)
+    text = _COLOR.sub(lambda match: f"var(--c{match[0][1:].lower()}, {match[0]})", text)
     start = re.search(r"<svg\b[^>]*>", text)
     if start is None:
         raise ValueError("this is not an SVG: it has no <svg> element.")
@@ -69,13 +69,13 @@ def of_svg(text: str) -> str:
     return _data_uri("image/svg+xml", text.encode())
 
 
-def dark(colour: str) -> str:
-    """What a colour becomes on a dark screen: greys are turned round, dark colours lightened.
+def dark(color: str) -> str:
+    """What a color becomes on a dark screen: greys are turned round, dark colors lightened.
 
     >>> dark("#000000"), dark("#ffffff"), dark("#f0e442"), dark("#0072b2")
     ('#e6e8eb', '#1b1f24', '#f0e442', '#009df6')
     """
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     if red == green == blue:
         share = red / 255
         mixed = [

@@ -16,7 +16,7 @@ from isonorm.analysis.plots.style import looks
 
 from ..models import MLP
 from ..train import seeded
-from .fisher import centred_digits, train
+from .fisher import centered_digits, train
 from .panels import panels
 from .study import Claim
 
@@ -32,7 +32,7 @@ def run_layers(
     *, depth: int = 12, width: int = 64, lr: float = 0.05, steps: int = 40, seed: int = 0
 ) -> dict[str, Any]:
     """Σ_x and Σ_∇h of every layer of a deep MLP, before training and after some of it."""
-    x, labels = centred_digits()
+    x, labels = centered_digits()
     rows = []
     for init, fill in INITS.items():
         for norm, spec in LAYERWISE.items():
@@ -119,12 +119,12 @@ def draw_layers(result: dict[str, Any]) -> Figure:
     figure, axes = panels(2, title)
     marks = dict(zip(INITS, "os^", strict=True))
     for ax, factor, text in ((axes[0], "input", "λ₁ of Σ_x"), (axes[1], "gradient", "λ₁ of Σ_∇h")):
-        for norm, (colour, dashes) in zip(LAYERWISE, looks(list(LAYERWISE)), strict=True):
+        for norm, (color, dashes) in zip(LAYERWISE, looks(list(LAYERWISE)), strict=True):
             for row in result["rows"]:
                 if row["norm"] == norm and row["step"] == 0:
                     sizes = [layer[factor]["largest"] for layer in row["layers"]]
                     label = norm if row["init"] == "xavier" else None
-                    ax.plot(range(1, len(sizes) + 1), sizes, color=colour, linestyle=dashes,
+                    ax.plot(range(1, len(sizes) + 1), sizes, color=color, linestyle=dashes,
                             marker=marks[row["init"]], markersize=3, linewidth=1.1,
                             label=label)  # fmt: skip
         ax.set_yscale("log")

@@ -29,7 +29,7 @@ def draw_dimensions(result: dict[str, Any], names: tuple[str, ...] = TRIO) -> Fi
     title = f"Batch size {config['batch_size']}, {_sizes(config)}"
     figure, (left, right) = panels(2, title)
     steps = zip(reversed(STEPS), ramp(len(STEPS)), strict=True)
-    of_steps = {name: (colour, "-") for name, colour in steps}
+    of_steps = {name: (color, "-") for name, color in steps}
     styles = [
         of_steps[name] if names != TRIO and name in of_steps else looks([SHORT[name]])[0]
         for name in names

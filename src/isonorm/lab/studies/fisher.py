@@ -28,7 +28,7 @@ NORMS = {"plain": "plain", "batchnorm": "batchnorm", "layernorm": "layernorm",
 PART = 0.8  # of the eigenvalues: what is left of a network with dead features
 
 
-def centred_digits() -> tuple[Tensor, Tensor]:
+def centered_digits() -> tuple[Tensor, Tensor]:
     data = digits()
     images = data.train_images.flatten(1)
     return images - images.mean(0), data.train_labels
@@ -63,7 +63,7 @@ def run_last_layer(
     """The paper's network and grid of learning rates, each norm at the one of least training
     loss (with seed 0).
     """
-    x, labels = centred_digits()
+    x, labels = centered_digits()
     rows = []
     for name, spec in NORMS.items():
 
@@ -139,9 +139,9 @@ def draw_last_layer(result: dict[str, Any]) -> Figure:
         (axes[0], "condition_number", "condition number"),
         (axes[1], "condition_number_of_80_percent", "of the largest 80 % of eigenvalues"),
     ):
-        for norm, (colour, dashes) in zip(NORMS, looks(list(NORMS)), strict=True):
+        for norm, (color, dashes) in zip(NORMS, looks(list(NORMS)), strict=True):
             values = [v if isfinite(v) else float("nan") for v in medians(result, norm, key)]
-            ax.plot(steps, values, label=norm, color=colour, linestyle=dashes)
+            ax.plot(steps, values, label=norm, color=color, linestyle=dashes)
         ax.set_yscale("log")
         ax.set_xlabel("updates")
         ax.set_ylabel(text)

@@ -81,9 +81,9 @@ def draw_scales(result: dict[str, Any]) -> Figure:
     keys = {"input": "layer input", "output_gradient": "output gradient",
             "weight_gradient": "weight gradient"}  # fmt: skip
     for ax, (key, text) in zip(axes, keys.items(), strict=True):
-        for norm, (colour, dashes) in zip(NORMS, looks(list(NORMS)), strict=True):
+        for norm, (color, dashes) in zip(NORMS, looks(list(NORMS)), strict=True):
             own = [row[key] for row in result["rows"] if row["norm"] == norm]
-            ax.plot(range(1, len(own) + 1), own, label=norm, color=colour, linestyle=dashes,
+            ax.plot(range(1, len(own) + 1), own, label=norm, color=color, linestyle=dashes,
                     marker="o", markersize=3)  # fmt: skip
         ax.set_yscale("log", base=2)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

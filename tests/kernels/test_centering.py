@@ -33,14 +33,14 @@ def _small_inputs_are_asked(monkeypatch):
 
 @pytest.fixture
 def answers(monkeypatch) -> list[bool]:
-    """What passes were told: whether they are spared centring."""
-    told, ask = [], Layout.spares_centring
+    """What passes were told: whether they are spared centering."""
+    told, ask = [], Layout.spares_centering
 
     def asked(self, mean: Tensor, cov: Tensor) -> bool:
         told.append(ask(self, mean, cov))
         return told[-1]
 
-    monkeypatch.setattr(Layout, "spares_centring", asked)
+    monkeypatch.setattr(Layout, "spares_centering", asked)
     return told
 
 
@@ -57,7 +57,7 @@ def test_means_near_zero_spare_the_passes_that_map_a_copy(answers):
     assert answers and all(answers)
 
 
-def test_one_channel_far_from_zero_has_all_centred(answers):
+def test_one_channel_far_from_zero_has_all_centered(answers):
     assert_paths_agree(white(1.01 * MOST_DEVIATIONS, 1), areas.batch(4), WHITEN)
     assert answers and not any(answers)
 
@@ -73,20 +73,20 @@ def test_one_channel_far_from_zero_has_all_centred(answers):
     ],
     ids=lambda given: getattr(given, "__name__", repr(given)),
 )
-def test_where_tiles_are_views_nothing_is_centred_but_for_sums(area, layout, answers, monkeypatch):
-    centred, make = [], Layout.centred_tile
+def test_where_tiles_are_views_nothing_is_centered_but_for_sums(area, layout, answers, monkeypatch):
+    centered, make = [], Layout.centered_tile
 
     def noted(self, *given):
-        centred.append(given)
+        centered.append(given)
         return make(self, *given)
 
-    monkeypatch.setattr(Layout, "centred_tile", noted)
+    monkeypatch.setattr(Layout, "centered_tile", noted)
     with isonorm.backend("torch"):
         x = layout(white(1)).requires_grad_()
         y, _ = isonorm.functional.normalize(x, area=area, operation=WHITEN)
         torch.autograd.grad(y, x, torch.randn_like(y))
     assert answers == [True, True]
-    assert len(centred) == 2  # moments, and the sums of the backward pass
+    assert len(centered) == 2  # moments, and the sums of the backward pass
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_where_tiles_are_views_nothing_is_centred_but_for_sums(area, layout, ans
         pytest.param(transposed(white(0)), C, id="batch innermost"),
     ],
 )
-def test_what_is_copied_in_any_case_is_centred(x, group_size, answers):
+def test_what_is_copied_in_any_case_is_centered(x, group_size, answers):
     passes("torch", x, areas.batch(group_size), WHITEN, [torch.ones(C), torch.zeros(C)])
     assert answers and not any(answers)
 
@@ -114,9 +114,9 @@ def test_a_mean_that_is_not_a_number_is_not_near_zero(value, answers):
 
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
 def test_rounding_grows_with_the_mean_by_no_more_than_is_allowed(layout, monkeypatch):
-    """In float32, against float64, at the farthest mean that spares centring: outputs and gradients
-    lose two bits, give or take one. What is summed over samples, many of them and with gradients
-    that have a mean, is centred always, and loses none.
+    """In float32, against float64, at the farthest mean that spares centering: outputs and
+    gradients lose two bits, give or take one. What is summed over samples, many of them and with
+    gradients that have a mean, is centered always, and loses none.
     """
     x = torch.randn(96, C, 32, 32)
     x = layout(x / x.std((0, 2, 3), keepdim=True) + 0.99 * MOST_DEVIATIONS)
@@ -142,12 +142,12 @@ def test_rounding_grows_with_the_mean_by_no_more_than_is_allowed(layout, monkeyp
 
     as_they_lie = errors()
     monkeypatch.setattr(tiles, "FEWEST_TO_ASK", x.numel() + 1)
-    centred = errors()
+    centered = errors()
     for name in ("cov", "dweight", "dbias"):
-        assert as_they_lie[name] == centred[name]
-    assert as_they_lie["y"] != centred["y"]
+        assert as_they_lie[name] == centered[name]
+    assert as_they_lie["y"] != centered["y"]
     for name in ("y", "dx"):
-        assert as_they_lie[name] < 2 * MOST_DEVIATIONS * centred[name], name
+        assert as_they_lie[name] < 2 * MOST_DEVIATIONS * centered[name], name
 
 
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
@@ -167,6 +167,6 @@ def test_who_watches_is_asked_for_no_number(layout):
     assert called and torch.ops.aten._local_scalar_dense.default not in called
 
 
-def test_a_tensor_without_values_is_centred():
+def test_a_tensor_without_values_is_centered():
     layer = isonorm.IterNorm(C, group_size=4, device="meta")
     assert layer(torch.randn(SHAPE, device="meta")).shape == SHAPE
