@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import isonorm
 
@@ -39,3 +40,8 @@ def test_the_contracts_names_are_public():
     classes = {"IterNorm", "DBN", "Normalize", "Statistics"}
     in_equilibrium = {"EquiConv1d", "EquiConv2d", "EquiConv3d", "EquiLinear"}
     assert modules | functions | classes | in_equilibrium <= set(vars(isonorm))
+
+
+def test_the_citation_is_of_this_version():
+    citation = Path(__file__).parents[1] / "CITATION.cff"
+    assert f"\nversion: {isonorm.__version__}\n" in citation.read_text(encoding="utf-8")
