@@ -17,9 +17,11 @@ from .layers import InstanceNorm as InstanceNorm
 from .layers import InstanceWhitening as InstanceWhitening
 from .layers import IterNorm as IterNorm
 from .layers import LayerNorm as LayerNorm
+from .layers import LocalContextNorm as LocalContextNorm
 from .layers import MeanOnlyBatchNorm as MeanOnlyBatchNorm
 from .layers import Normalize as Normalize
 from .layers import PositionalNorm as PositionalNorm
+from .layers import RegionNorm as RegionNorm
 from .registry import create_norm as create_norm
 from .registry import list_norms as list_norms
 from .registry import register_norm as register_norm

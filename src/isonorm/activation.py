@@ -15,6 +15,11 @@ def effective(act: str | None) -> str:
     return "" if act in (None, "identity") else act
 
 
+def check_act(act: object) -> None:
+    if act is not None and not (isinstance(act, str) and act in ACTIVATIONS):
+        raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
+
+
 def finish(y: Tensor, act: str | None, residual: Tensor | None) -> Tensor:
     """act(y + residual), in y's dtype."""
     if residual is not None:

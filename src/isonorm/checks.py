@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import area as areas
-from .activation import ACTIVATIONS
+from .activation import check_act
 from .area import Area
 from .kernels.choice import transforms_active
 from .kernels.plan import Plan
@@ -124,8 +124,7 @@ def check_options(eps: float, act: str | None) -> None:
     # Tuples here and elsewhere, not unions, which the compiler of torch 2.8 cannot trace.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
-    if act is not None and not (isinstance(act, str) and act in ACTIVATIONS):
-        raise ValueError(f"act must be None or one of {', '.join(ACTIVATIONS)}; got {act!r}.")
+    check_act(act)
 
 
 def check_recovery(recovery: Recovery, area: Area, x: Tensor) -> None:

@@ -1,5 +1,7 @@
 """Layers: ``nn.Module`` state and checks around one call into ``functional``."""
 
+from .local import LocalContextNorm as LocalContextNorm
+from .local import RegionNorm as RegionNorm
 from .named import DBN as DBN
 from .named import BatchGroupNorm as BatchGroupNorm
 from .named import BatchNorm as BatchNorm

@@ -4,6 +4,9 @@ A recovery is a value, the tensors it acts with, for ``functional``; and a recip
 parameters, ``initial``. It acts in one of two places. Where an area's features are channels,
 ``fold`` joins it to the problem's matrix, and the layer stays one map y = A(x − μ) + β; elsewhere
 ``scale`` acts per channel after Φ. The bias is added last in both.
+
+Where γ and β are computed, of a label, a style, a map or the input, a recovery is a module around a
+norm that recovers nothing: see ``modulation``.
 """
 
 from __future__ import annotations
@@ -13,10 +16,26 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ..area import Area, Block
+from .adain import AdaIN as AdaIN
 from .affine import Affine as Affine
+from .attentive import Attentive as Attentive
 from .coloring import Coloring as Coloring
+from .conditional import Conditional as Conditional
+from .conditional import Dynamic as Dynamic
+from .modulation import Modulation as Modulation
+from .spade import SPADE as SPADE
 
-__all__ = ["Affine", "Coloring", "Recovery"]
+__all__ = [
+    "SPADE",
+    "AdaIN",
+    "Affine",
+    "Attentive",
+    "Coloring",
+    "Conditional",
+    "Dynamic",
+    "Modulation",
+    "Recovery",
+]
 
 
 class Recovery(Protocol):
@@ -49,6 +68,7 @@ def resolve(recovery: str | type | None) -> type | None:
         return recovery  # type: ignore[return-value]
     if not isinstance(recovery, str) or recovery not in RECOVERIES:
         raise ValueError(
-            f"recovery must be None or one of {', '.join(RECOVERIES)}; got {recovery!r}."
+            f"recovery must be None or one of {', '.join(RECOVERIES)}; got {recovery!r}: "
+            "recoveries that are computed, such as isonorm.recovery.SPADE, go around a norm."
         )
     return RECOVERIES[recovery]

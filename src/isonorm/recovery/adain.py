@@ -1,0 +1,41 @@
+"""γ and β of another image: adaptive instance normalization."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..statistics import working_dtype
+from .modulation import Modulation
+
+
+class AdaIN(Modulation):
+    """Each channel's mean and standard deviation are those of a style's, σ(s)·x̂ + μ(s) (Huang &
+    Belongie, "Arbitrary Style Transfer in Real-time with Adaptive Instance Normalization", 2017,
+    Eq. 8); there is nothing to learn.
+
+    >>> import isonorm
+    >>> norm = AdaIN(isonorm.InstanceNorm(8, affine=False))
+    >>> style = 3 + 2 * torch.randn(2, 8, 64, 64)
+    >>> y = norm(torch.randn(2, 8, 32, 32), style)
+    >>> torch.allclose(y.mean((2, 3)), style.mean((2, 3)), atol=1e-3)
+    True
+    """
+
+    def __init__(self, norm: nn.Module, *, eps: float = 1e-5, act: str | None = None) -> None:
+        super().__init__(norm, act)
+        self.eps = eps
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        """``style`` (N, C, *), at any positions."""
+        if style.dim() < 3 or style.shape[:2] != x.shape[:2]:
+            raise ValueError(
+                f"style must have shape {(*x.shape[:2], '*')}, with positions to take means over; "
+                f"got {tuple(style.shape)}."
+            )
+        positions = style.flatten(2).to(working_dtype(style))
+        variance, mean = torch.var_mean(positions, dim=2, correction=0)
+        return self._recovered(x, (variance + self.eps).sqrt(), mean)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"

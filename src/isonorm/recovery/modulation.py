@@ -1,0 +1,53 @@
+"""Ψ with γ and β that are computed in every pass, where ``affine`` learns them as they are.
+
+    y = act(γ ⊙ x̂ + β),     γ and β (N, C), for each example, or (N, C, *), for each position
+
+They come from a condition (a label, a style, a map) or from the input itself. A modulation is a
+module around a norm that recovers nothing, whichever Φ and Π that has; what is done to the norms
+of a model (conversion, synchronization, freezing) is done to the one inside.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..activation import check_act, effective, finish
+from ..statistics import no_autocast, working_dtype
+
+
+class Modulation(nn.Module):
+    """γ ⊙ norm(x) + β for the γ and β of a subclass, in the input's dtype and memory format."""
+
+    norm: nn.Module
+
+    def __init__(self, norm: nn.Module, act: str | None = None) -> None:
+        super().__init__()
+        kind = type(self).__name__
+        if not isinstance(getattr(norm, "num_features", None), int):
+            raise TypeError(
+                f"{kind} goes around a norm that knows its num_features; got {type(norm).__name__}."
+            )
+        if any(True for _ in norm.parameters()) or effective(getattr(norm, "act", None)):
+            raise ValueError(
+                f"{kind} recovers what the norm inside has normalized, so that one must not: make "
+                f"it with affine=False (or recovery=None) and without act; got {norm}."
+            )
+        check_act(act)
+        self.norm, self.act = norm, act
+
+    @property
+    def num_features(self) -> int:
+        return self.norm.num_features  # type: ignore[return-value]
+
+    def _recovered(self, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        """What a subclass's ``forward`` returns. The norm comes last: where γ and β cannot be had,
+        its statistics have not moved.
+        """
+        y = self.norm(x)
+        dtype = working_dtype(y)  # rounded once, as an affine recovery is
+        with no_autocast(y):
+            gain, shift = (
+                t.to(dtype).view(*t.shape, *(1,) * (y.dim() - t.dim())) for t in (gain, shift)
+            )
+            recovered = (y.to(dtype) * gain + shift).to(y.dtype)  # in the format of y
+        return finish(recovered, self.act, None)
