@@ -270,3 +270,37 @@ def test_a_network_with_a_norm_per_class_learns_what_one_norm_for_all_cannot():
             optimizer.step()
         losses[name] = loss.item()
     assert losses["class"] < 0.05 * losses["all"]
+
+
+class Block(nn.Module):
+    """A modulation between convolutions, called with its condition."""
+
+    def __init__(self, norm: Modulation) -> None:
+        super().__init__()
+        self.before, self.norm, self.after = nn.Conv2d(3, C, 3), norm, nn.Conv2d(C, 2, 1)
+
+    def forward(self, x: Tensor, *given: Tensor) -> Tensor:
+        return self.after(self.norm(self.before(x), *given).relu())
+
+
+@pytest.mark.parametrize("kind", MAKE, ids=lambda kind: kind.__name__)
+def test_folding_keeps_what_is_computed(kind):
+    block, given = Block(made(kind, NORMS["whitened"]())), condition(kind)
+    block(torch.randn(4, 3, 9, 8), *given)
+    block.eval()
+    x = torch.randn(4, 3, 9, 8)
+    torch.testing.assert_close(isonorm.fold(block)(x, *given), block(x, *given))
+
+
+class Mapped(Block):
+    """With a name for what it is given, which torch.fx wants."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(x, labels)
+
+
+def test_tracers_of_fx_see_one_call():
+    block, given = Mapped(made(SPADE, NORMS["whitened"]())).eval(), condition(SPADE)
+    graph, x = torch.fx.symbolic_trace(block), torch.randn(4, 3, 9, 8)
+    assert "norm" in [node.target for node in graph.graph.nodes]
+    torch.testing.assert_close(graph(x, *given), block(x, *given))

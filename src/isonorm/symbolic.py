@@ -12,10 +12,10 @@ def is_traced() -> bool:
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
-def one_call(layer: nn.Module, x: Proxy, residual: Tensor | None = None) -> Tensor | None:
+def one_call(layer: nn.Module, x: Proxy, *others: Tensor | None) -> Tensor | None:
     """The layer's output in the graph that ``x`` belongs to; None where the layer is itself what is
     traced.
     """
     path = x.tracer.path_of_module(layer)  # type: ignore[attr-defined]
-    inputs = (x,) if residual is None else (x, residual)
+    inputs = (x, *(other for other in others if other is not None))
     return x.tracer.create_proxy("call_module", path, inputs, {}) if path else None  # type: ignore[return-value]

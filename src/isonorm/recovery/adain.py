@@ -28,6 +28,8 @@ class AdaIN(Modulation):
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         """``style`` (N, C, *), at any positions."""
+        if (call := self._traced(x, style)) is not None:
+            return call
         if style.dim() < 3 or style.shape[:2] != x.shape[:2]:
             raise ValueError(
                 f"style must have shape {(*x.shape[:2], '*')}, with positions to take means over; "

@@ -42,6 +42,8 @@ class Attentive(Modulation):
         nn.init.normal_(self.bias, 0, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
+        if (call := self._traced(x)) is not None:
+            return call
         means = x.flatten(2).to(working_dtype(x)).mean(2) if x.dim() > 2 else x
         shares = F.hardsigmoid(self.attention(means.to(self.weight.dtype)))
         return self._recovered(x, shares @ self.weight, shares @ self.bias)

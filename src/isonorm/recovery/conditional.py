@@ -36,6 +36,8 @@ class Conditional(Modulation):
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """``labels`` (N,): the class of each example."""
+        if (call := self._traced(x, labels)) is not None:
+            return call
         if labels.shape != x.shape[:1] or labels.is_floating_point():
             raise ValueError(
                 f"labels must be integers of shape ({len(x)},), a class for each example; got "
@@ -75,6 +77,8 @@ class Dynamic(Modulation):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """``context`` (N, num_inputs)."""
+        if (call := self._traced(x, context)) is not None:
+            return call
         if context.shape != (len(x), self.num_inputs):
             raise ValueError(
                 f"context must have shape {(len(x), self.num_inputs)}, a vector for each example; "

@@ -10,9 +10,11 @@ of a model (conversion, synchronization, freezing) is done to the one inside.
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from ..activation import check_act, effective, finish
 from ..statistics import no_autocast, working_dtype
+from ..symbolic import one_call
 
 
 class Modulation(nn.Module):
@@ -38,6 +40,10 @@ class Modulation(nn.Module):
     @property
     def num_features(self) -> int:
         return self.norm.num_features  # type: ignore[return-value]
+
+    def _traced(self, x: Tensor, *given: Tensor) -> Tensor | None:
+        """What a tracer of torch.fx sees, one call; None where there is none, or it is inside."""
+        return one_call(self, x, *given) if isinstance(x, Proxy) else None
 
     def _recovered(self, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
         """What a subclass's ``forward`` returns. The norm comes last: where γ and β cannot be had,

@@ -48,6 +48,8 @@ class SPADE(Modulation):
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """``labels`` (N, num_labels, *): a map, one-hot where it is of classes, of any size."""
+        if (call := self._traced(x, labels)) is not None:
+            return call
         expected = (len(x), self.num_labels)
         if labels.shape[:2] != expected or labels.dim() != self.dims + 2 or x.dim() != labels.dim():
             raise ValueError(
