@@ -111,3 +111,14 @@ def test_what_cannot_be_registered(layer, error, words, registry):
 @pytest.mark.parametrize(("short", "name"), [("bn", "BatchNorm"), ("LN", "LayerNorm")])
 def test_short_names_of_the_literature_are_known(short, name):
     assert type(isonorm.create_norm(short, 8)).__name__ == name
+
+
+def test_a_class_of_ones_own_goes_before_a_short_name():
+    class BN(isonorm.IterNorm):
+        pass
+
+    isonorm.register_norm(BN)
+    try:
+        assert type(isonorm.create_norm("bn", 8)) is BN
+    finally:
+        REGISTRY.pop("bn")

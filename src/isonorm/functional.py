@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import area as areas
 from . import operation as operations
-from .activation import effective, finish
+from .activation import check_act, effective, finish
 from .area import Area
 from .checks import (
     check_composition,
@@ -31,7 +31,6 @@ from .operation import Operation
 from .recovery import Affine, Coloring, Recovery
 from .scalars import plain
 from .statistics import Statistics, join_matrices, join_vectors, no_autocast, working_dtype
-from .symbolic import is_traced
 from .synchronization import group_name, is_shared
 
 __all__ = ["dbn", "iter_norm", "normalize"]
@@ -233,8 +232,9 @@ def apply_transform(
     One product for each block, centered before it, so that a mean far from zero costs no accuracy.
     """
     check_input(x, residual)
-    check_options(0, act)
-    check_recovery(recovery, area, x)
+    check_act(act)
+    if any(v is not None and v.shape != x.shape[1:2] for v in (recovery.bias, recovery.gain)):
+        check_recovery(recovery, area, x)
     flat = areas.flat(x)
     outputs = []
     with no_autocast(x):
@@ -271,7 +271,7 @@ def like_input(y: Tensor, x: Tensor) -> Tensor:
         return y  # inside a transform strides are the transform's business
     if x.is_contiguous():
         return y.contiguous()
-    if is_traced():
-        return y  # a graph is for any input, whatever its strides
+    if torch.onnx.is_in_onnx_export():
+        return y  # where there are no strides
     like = torch.empty_like(x)
     return y if y.stride() == like.stride() else like.copy_(y)

@@ -97,7 +97,7 @@ def has(layer: type[nn.Module]) -> bool:
 def find(name: str) -> Entry:
     """The entry of that name, however it is capitalized."""
     asked = str(name).lower()
-    entry = REGISTRY.get(ALIASES.get(asked, asked))
+    entry = REGISTRY.get(asked) or REGISTRY.get(ALIASES.get(asked, asked))
     if entry is None:
         near = get_close_matches(asked, REGISTRY, n=1)
         hint = f"there are {', '.join(REGISTRY)}."

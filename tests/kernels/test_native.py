@@ -16,7 +16,7 @@ import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
-from isonorm.kernels.choice import LARGEST_NATIVE_GROUP
+from isonorm.kernels.choice import LARGEST_NATIVE_GROUP, NATIVE_PADDING
 from isonorm.kernels.native import build, in_native_code, library
 from isonorm.recovery import Affine
 from isonorm.roots import make_root
@@ -43,7 +43,7 @@ GROUP_SIZES = [2, 3, 7, 8, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 127, LARGEST
 
 
 #: The numbers that the sources define, and what they are told.
-SIZES = {"PAD": build.PAD} | {
+SIZES = {"PAD": NATIVE_PADDING} | {
     name: int(size)
     for source in build.SOURCES + build.HEADERS
     for name, size in re.findall(r"^#define (\w+) (\d+)$", (build.HERE / source).read_text(), re.M)

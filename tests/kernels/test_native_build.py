@@ -190,6 +190,19 @@ def test_where_the_cache_is_full_a_process_keeps_its_own(cache, tmp_path, monkey
     assert not files(cache) and len(list(tmp_path.glob("native-float-*.so"))) == 1
 
 
+@pytest.mark.parametrize("cc", ["", "gcc"])
+def test_a_compiler_that_hangs_is_waited_for_once(cc, tmp_path, monkeypatch):
+    tried = tmp_path / "tried"
+    hanging = f'test "$1" = --version && echo Free Software Foundation && exit 0; echo >> {tried}'
+    program(tmp_path, "gcc", f"{hanging}; exec /bin/sleep 60")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", cc)
+    monkeypatch.setattr(build, "PATIENCE", 0.5)
+    with pytest.warns(RuntimeWarning, match="did not end"):
+        native.why_not(torch.float32)
+    assert tried.read_text() == "\n"
+
+
 @pytest.mark.parametrize("home", ["a file", "nowhere"])
 def test_where_no_cache_can_be_a_process_builds_its_own(home, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")

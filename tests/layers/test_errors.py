@@ -251,6 +251,8 @@ def test_arrays_are_no_switches():
     for several in (torch.tensor([True, False]), numpy.array([True, False])):
         with pytest.raises(TypeError, match="affine must be True or False"):
             IterNorm(12, affine=several)
+        with pytest.raises(TypeError, match="track_running_stats must be True or False"):
+            Normalize(12, area="layer", track_running_stats=several)
         with pytest.raises(ValueError, match="p = 1, 2 or"):
             operation.standardize(p=several)
 

@@ -103,6 +103,29 @@ def test_a_trace_that_normalizes_by_its_input_is_of_torch_alone(case, size, draw
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("tracked", [True, False], ids=["running statistics", "none"])
+def test_traces_keep_channels_last(case, tracked, draw):
+    layer = (case.make() if tracked else case.untracked()).eval()
+    x = torch.randn(4, 12, 5, 6).to(memory_format=torch.channels_last)
+    module = traced(layer, x)
+    assert module(x).is_contiguous(memory_format=torch.channels_last)
+    assert module(x.contiguous()).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["instancewhitening", "groupwhitening"])
+@pytest.mark.parametrize("method", ["zca", "polar", "newton", "cholesky"])
+def test_traces_have_finite_gradients_where_eigenvalues_are_equal(name, method):
+    layer = isonorm.create_norm(
+        name, 8, method=method, **{"num_groups": 4} if "group" in name else {}
+    )
+    x = torch.zeros(2, 8, 3, 3, requires_grad=True)
+    y = traced(layer.eval(), x)(x)
+    (dx,) = torch.autograd.grad(y, x, torch.randn_like(y))
+    assert y.isfinite().all() and dx.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", ["iternorm", "dbn", "batchnorm"])
 def test_a_trace_of_training_is_saved_and_learns(cases, name, draw):
     layer, x, file = cases[name].make(), draw(6, 12, 12, 12), BytesIO()

@@ -210,16 +210,50 @@ def test_signatures_spell_out_every_keyword(case):
     assert repr(bare) == repr(layer)
 
 
+class Mixin:
+    def __init_subclass__(cls, tag: str = "", **options) -> None:
+        super().__init_subclass__(**options)
+        cls.tag = tag
+
+
 def test_a_class_of_ones_own_has_its_parents_keywords():
     class Own(isonorm.IterNorm):
-        def __init__(self, num_features: int, *, extra: int = 1, **options) -> None:
-            super().__init__(num_features, **options)
+        def __init__(self, width: int = 64, *, extra: int = 1, **options) -> None:
+            super().__init__(width, **options)
 
     class Fixed(isonorm.IterNorm):
         def __init__(self, num_features: int) -> None:
             super().__init__(num_features, group_size=4)
 
+    class Mixed(Mixin, isonorm.IterNorm, tag="mine"):
+        pass
+
+    class More(Mixed):
+        def __init__(self, n: int, **options) -> None:
+            super().__init__(n, **options)
+
     names = list(inspect.signature(Own).parameters)
-    assert names[:4] == ["num_features", "extra", "group_size", "num_iters"] and "eps" in names
+    assert names[:4] == ["width", "extra", "group_size", "num_iters"] and "device" in names
     assert list(inspect.signature(Fixed).parameters) == ["num_features"]
-    assert Own(8, group_size=4).group_size == Fixed(8).group_size == 4
+    assert inspect.signature(Mixed) == inspect.signature(isonorm.IterNorm) and Mixed.tag == "mine"
+    assert list(inspect.signature(More).parameters)[:2] == ["n", "group_size"]
+    assert (
+        Own(8, group_size=4).group_size == Fixed(8).group_size == More(8, group_size=4).group_size
+    )
+
+
+def test_classes_that_hand_on_everything_may_be_made():
+    class All(isonorm.IterNorm):
+        def __init__(self, *args, **options) -> None:
+            super().__init__(*args, **options)
+
+    class Other(isonorm.IterNorm):
+        def __init__(self, *args, group_size: int = 2, **options) -> None:
+            super().__init__(*args, group_size=group_size, **options)
+
+    assert All(8, group_size=4).group_size == 4 and Other(8).group_size == 2
+    assert "device" in inspect.signature(Other).parameters
+
+
+def test_a_layers_own_signature_is_that_of_a_call():
+    assert list(inspect.signature(isonorm.IterNorm(4)).parameters) == ["args", "kwargs"]

@@ -8,6 +8,7 @@ import pickle
 from contextlib import nullcontext
 from functools import partial
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -349,3 +350,22 @@ def test_statistics_may_be_taken_away(batch_case, draw):
         assert torch.equal(other(x), expected)
     layer.load_state_dict(layer.state_dict())
     assert torch.equal(layer(x), expected)
+
+
+def test_the_count_of_batches_may_be_taken_away(draw):
+    """As torch's: what needs no count is averaged on."""
+    layer = isonorm.IterNorm(12, group_size=5)
+    layer.num_batches_tracked = None
+    layer(draw(6, 12, 4) + 3)
+    assert layer.running_mean.abs().min() > 0.1
+    layer.momentum = None
+    before = layer.running_mean.clone()
+    with pytest.raises(RuntimeError, match="num_batches_tracked, was taken away"):
+        layer(draw(6, 12, 4))
+    assert torch.equal(layer.running_mean, before)
+
+
+def test_eps_may_be_a_number_of_numpys():
+    layer = isonorm.IterNorm(8).eval()
+    layer.eps = numpy.float32(1e-3)
+    assert layer(torch.randn(4, 8)).isfinite().all()

@@ -222,3 +222,12 @@ def test_the_report_of_a_model_without_norms_says_so():
     assert (
         str(isonorm.convert(nn.Sequential(nn.ReLU()), "iternorm")) == "no norms changed, none left."
     )
+
+
+@pytest.mark.parametrize("make", [nn.BatchNorm2d, isonorm.BatchNorm], ids=["torch's", "isonorm's"])
+def test_statistics_that_are_switched_off_stay_so(make):
+    model = nn.Sequential(make(8))
+    model[0].track_running_stats = False
+    isonorm.convert(model, "iternorm")
+    model(torch.randn(4, 8, 3, 3) + 5)
+    assert not model[0].track_running_stats and not model[0].running_mean.any()

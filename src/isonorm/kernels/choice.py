@@ -35,9 +35,11 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 #: whitening, for a recovery applied after the kernels and, in float32, for a fused activation.
 LARGEST_GROUP, LARGEST_DEMANDING_GROUP = 128, 64
 #: The largest group that native code takes: larger ones are products that torch's libraries cut up
-#: for the caches better. And the smallest for which it is chosen: it pads matrices, and what
-#: torch's libraries do with small ones costs less than that.
+#: for the caches better. And the smallest for which it is chosen whatever the input's size: it
+#: pads matrices of fewer features to ``NATIVE_PADDING``, and where that is more work than this, all
+#: that torch's calls cost is less.
 LARGEST_NATIVE_GROUP, SMALLEST_NATIVE_GROUP = 128, 5
+NATIVE_PADDING, MOST_PADDED_WORK = 16, 800_000
 #: Kernels that go channel by channel write two sums per channel; with fewer positions than this,
 #: that traffic is not negligible.
 FEWEST_POSITIONS = 16
@@ -135,6 +137,8 @@ def choose(
     fast = _requested if _requested in ("native", "triton") else _fast_on(x.device)
     backend, reason = "reference", _why_reference(operation, area, training)
     if reason is None:
+        if x.dim() < 2:
+            raise ValueError(f"expected an input (N, C, *); got shape {tuple(x.shape)}.")
         if _requested == "torch":
             return Choice("torch", "asked for")
         if fast == "native":
@@ -207,8 +211,8 @@ def _why_not_native(area: Area, operation: Operation, x: Tensor) -> str | None:
     if x.dtype not in (torch.float32, torch.float64):
         return f"native code takes float32 and float64 input, not {x.dtype}"
     size = area.num_features(x.shape[1])
-    if size < SMALLEST_NATIVE_GROUP and _requested != "native":
-        return f"plain torch is faster in groups of fewer than {SMALLEST_NATIVE_GROUP} channels"
+    if size < SMALLEST_NATIVE_GROUP and _requested != "native" and _is_mostly_padding(x, area):
+        return f"plain torch is faster with so many groups of {size} channels"
     if size > LARGEST_NATIVE_GROUP:
         return f"native code takes groups up to {LARGEST_NATIVE_GROUP} channels, not {size}"
     # A compiler has an operator, in which nothing else looks on.
@@ -217,6 +221,15 @@ def _why_not_native(area: Area, operation: Operation, x: Tensor) -> str | None:
     from . import native
 
     return native.why_not(x.dtype)
+
+
+def _is_mostly_padding(x: Tensor, area: Area) -> bool:
+    """Whether padded tiles, and d × d work on padded matrices, would be much."""
+    if torch.compiler.is_compiling():  # sizes may be symbols, and should not be settled by this
+        return True
+    size = area.num_features(x.shape[1])
+    problems = -(-x.shape[1] // size) * (1 if area.spans_batch else x.shape[0])
+    return x.numel() // size * NATIVE_PADDING + problems * NATIVE_PADDING**3 > MOST_PADDED_WORK
 
 
 def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ def being_recomputed() -> bool:
 
 
 def average_batch(
-    tracked: Tensor,
+    tracked: Tensor | None,
     momentum: float | None,
     seen: bool | Tensor,
     running_and_new: Iterable[tuple[Tensor, Tensor]],
@@ -59,12 +60,20 @@ def average_batch(
     seen (a tensor, where only the device knows) moves nothing.
 
     The count comes last: where torch refuses an average, under ``torch.func.vmap``, nothing has
-    changed.
+    changed. It may have been taken away, except where a cumulative average needs it.
     """
+    if tracked is None and momentum is None:
+        raise RuntimeError(
+            "momentum=None averages over all batches, but their count, num_batches_tracked, was "
+            "taken away: give it back, or set a momentum."
+        )
     for running, new in running_and_new:
         if forward_ad._current_level >= 0:  # no_grad leaves tangents, which a statistic has not
             new = forward_ad.unpack_dual(new).primal
         dtype = running.dtype
-        rate = 1 / (tracked + seen).clamp(min=1).to(dtype) if momentum is None else momentum
+        rate: Any = momentum
+        if tracked is not None and momentum is None:
+            rate = 1 / (tracked + seen).clamp(min=1).to(dtype)
         running.lerp_(new.to(dtype), seen.to(dtype) * rate if isinstance(seen, Tensor) else rate)
-    tracked.add_(1 if seen is True else seen)  # += would register the buffer anew
+    if tracked is not None:
+        tracked.add_(1 if seen is True else seen)  # += would register the buffer anew

@@ -44,6 +44,8 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
     parameters, averages = norm._parameters, None
     weight, bias = parameters.get("weight"), parameters.get("bias")
     if norm.averages_batches:
+        if norm._buffers["num_batches_tracked"] is None:  # taken away
+            return None
         averages = _averages(norm)
     key = (
         x.shape, x.stride(), x.dtype, x.get_device(), float32_precision(),

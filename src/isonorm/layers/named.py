@@ -5,6 +5,7 @@ paper's defaults.
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import Any, ClassVar, Unpack
 
 from torch import nn
@@ -32,6 +33,42 @@ def _settled(part: str, name: str) -> property:
     return property(get, refuse)
 
 
+class _OfTheClass:
+    """A class's signature: its instances, which are called with inputs, have none."""
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        self.signature = signature
+
+    def __get__(self, layer: Normalize | None, owner: type) -> inspect.Signature:
+        if layer is not None:
+            raise AttributeError("__signature__")
+        return self.signature
+
+
+def _spelled_out(cls: type[Named]) -> inspect.Signature:
+    """The constructor's own arguments, and in place of ``**options`` the keywords of the class it
+    hands them on to.
+    """
+    own = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    kinds = [parameter.kind for parameter in own]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        raise ValueError("its arguments are another's")
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        own.pop()
+        parent = next(base for base in cls.__mro__[1:] if issubclass(base, Named))
+        inherited = inspect.signature(Normalize if parent is Named else parent).parameters
+        allowed = inherited.keys()
+        if parent is Named:
+            allowed = cls._options.__optional_keys__  # type: ignore[attr-defined]
+        known = {parameter.name for parameter in own}
+        own += [
+            parameter
+            for name, parameter in inherited.items()
+            if parameter.kind == parameter.KEYWORD_ONLY and name in allowed and name not in known
+        ]
+    return inspect.Signature(own)
+
+
 class Named(Normalize):
     """A composition with a name. Its own keywords come first; ``_options`` has those that it hands
     on to :class:`Normalize`.
@@ -39,20 +76,12 @@ class Named(Normalize):
 
     _options: ClassVar[type] = BatchOptions
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         """Spells all keywords out for whoever reads signatures: help, editors, ``skip_init``."""
-        super().__init_subclass__()
-        own = list(inspect.signature(cls.__init__).parameters.values())[1:]
-        if own and own[-1].kind == inspect.Parameter.VAR_KEYWORD:
-            own.pop()
-            parent = cls.__mro__[1]
-            inherited = inspect.signature(Normalize if parent is Named else parent).parameters
-            if parent is Named:
-                handed_on = cls._options.__optional_keys__  # type: ignore[attr-defined]
-                inherited = {name: p for name, p in inherited.items() if name in handed_on}
-            known = {parameter.name for parameter in own}
-            own += [p for name, p in inherited.items() if name not in known]
-        cls.__signature__ = inspect.Signature(own)
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            with suppress(ValueError):  # a signature is not worth a class that cannot be made
+                cls.__signature__ = _OfTheClass(_spelled_out(cls))
 
     def _compose(
         self, num_features: int, area: Area, operation: str | Operation, affine: bool, options: Any

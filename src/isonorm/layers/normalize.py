@@ -100,6 +100,8 @@ class Normalize(RunningTransform):
         checks.check_options(eps, act)
         area, operation = areas.resolve(area), operations.resolve(operation)
         checks.check_composition(area, operation)
+        track_running_stats = checks.check_flag("track_running_stats", track_running_stats)
+        check_finite = checks.check_flag("check_finite", check_finite)
         kept = (momentum, track_running_stats, running, check_finite)
         if not area.spans_batch and kept != _DEFAULTS_OF_WHAT_IS_KEPT:
             raise ValueError(
@@ -208,10 +210,11 @@ class Normalize(RunningTransform):
                 f"{self.num_features} channels in dimension 1; got shape {tuple(x.shape)}: move "
                 "the channels to dimension 1, or make the layer for as many as the input has."
             )
-        if self.running_mean is not None and self.running_mean.device != x.device:
+        mean = self._buffers["running_mean"]
+        if mean is not None and mean.device != x.device:
             raise ValueError(
                 f"the input is on {x.device}, but the running statistics of {type(self).__name__} "
-                f"are on {self.running_mean.device}: move them together."
+                f"are on {mean.device}: move them together."
             )
 
     def extra_repr(self) -> str:

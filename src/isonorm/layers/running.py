@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ..area import Area, Block
-from ..checks import check_dtype, check_flag, check_momentum, check_options
+from ..checks import check_dtype, check_momentum, check_options
 from ..kernels.choice import transforms_active
 from ..operation import Operation
 from ..recovery import Affine, Recovery
+from ..scalars import plain
 from ..statistics import Statistics, join_matrices, no_autocast
 from ..synchronization import group_name
 from .buffers import (
@@ -86,9 +87,9 @@ class RunningTransform(WideBuffers):
         self.operation = operation
         self.eps = eps
         self.momentum = momentum
-        self.track_running_stats = check_flag("track_running_stats", track_running_stats)
+        self.track_running_stats = track_running_stats
         self.running = running
-        self.check_finite = check_flag("check_finite", check_finite)
+        self.check_finite = check_finite
         self.process_group = group_name(process_group)  # type: ignore[arg-type]
         self._applied_area = area if operation.is_matrix else area.featurewise()
         self._answers: dict[Hashable, Any] = {}  # see ``fast_path``
@@ -154,7 +155,7 @@ class RunningTransform(WideBuffers):
 
     @torch.no_grad()
     def _average(self, statistics: Statistics, transform: Tensor) -> None:
-        assert self.running_mean is not None and self.num_batches_tracked is not None
+        assert self.running_mean is not None
         check_momentum(self.momentum)
         count, running = statistics.count, self._running_matrix()
         self._check_writable("running_mean", self.running_mean, self._num_means)
@@ -190,6 +191,8 @@ class RunningTransform(WideBuffers):
 
     def _check_writable(self, name: str, buffer: Tensor, *shape: int) -> None:
         """Refuses what somebody put in a buffer's place before any of them changes."""
+        if buffer.shape == shape and buffer.is_contiguous():
+            return
         repeats = any(step == 0 and n > 1 for step, n in zip(buffer.stride(), shape, strict=False))
         if buffer.shape != shape or repeats:
             got = "one that repeats its numbers" if repeats else f"shape {tuple(buffer.shape)}"
@@ -221,7 +224,7 @@ class RunningTransform(WideBuffers):
 
     def _derived_transform(self) -> Tensor:
         # Out of inference mode, whose tensors could not be used in training's graphs later.
-        check_options(self.eps, None)
+        check_options(plain(self.eps), None)
         with torch.inference_mode(False), torch.no_grad():
             running = self._running_matrix().clone()
             if self.running == "whitening" or running.is_meta:

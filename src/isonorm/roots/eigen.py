@@ -130,7 +130,7 @@ class ZCA:
 
     def __call__(self, sigma: Tensor) -> Tensor:
         if is_traced():  # a graph with an autograd function in it could not be saved
-            return _InverseSquareRoot.forward(sigma)[0]
+            return Polar()(sigma)
         return _InverseSquareRoot.apply(sigma)[0]
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:

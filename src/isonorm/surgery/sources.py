@@ -123,6 +123,7 @@ def _as_normalize(module: Any) -> Normalize:
     layer.weight, layer.bias = module.weight, module.bias
     if tracks:
         assert mean is not None and variance is not None
+        layer.track_running_stats = bool(module.track_running_stats)
         wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
         layer.running_mean = mean.to(wide)
         layer.running_cov = variance.to(wide).view(-1, 1, 1)

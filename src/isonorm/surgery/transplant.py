@@ -124,6 +124,8 @@ def _take_options(old: Normalize, norm: Any) -> str:
     take("eps", 1e-5)
     if old.area.spans_batch and as_target(norm).area.spans_batch:
         take("momentum", 0.1)
+        if not old.track_running_stats:  # perhaps switched off for a while
+            norm.track_running_stats = False
         if old.running_mean is None:
             norm.track_running_stats = False
             for name in norm._buffers:

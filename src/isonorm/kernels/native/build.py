@@ -26,13 +26,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..choice import LARGEST_NATIVE_GROUP
+from ..choice import LARGEST_NATIVE_GROUP, NATIVE_PADDING
 
 HERE = Path(__file__).parent
 SOURCES = ("passes.c", "newton.c")
 HEADERS = ("multiply.h", "tile.h")
-#: What numbers of features and samples are padded to.
-PAD = 16
 #: Bytes of the digest that a library ends with.
 DIGEST_SIZE = hashlib.sha256().digest_size
 #: Seconds after which a compiler is taken to hang.
@@ -56,6 +54,10 @@ class Unavailable(Exception):
 
 class Failed(Exception):
     """The compiler's own reason."""
+
+
+class Hung(Failed):
+    """The compiler was still at it: once is enough to wait for that."""
 
 
 class Toolchain(NamedTuple):
@@ -87,7 +89,7 @@ def _libraries_by(tools: Toolchain, dtype: torch.dtype) -> Iterator[Path]:
     told = {
         "REAL": real,
         "LANES": width // bytes_each,
-        "PAD": PAD,
+        "PAD": NATIVE_PADDING,
         "MOST_FEATURES": LARGEST_NATIVE_GROUP,
     }
     flags = (*FLAGS, *own, *(f"-D{name}={value}" for name, value in told.items()))
@@ -96,11 +98,15 @@ def _libraries_by(tools: Toolchain, dtype: torch.dtype) -> Iterator[Path]:
         digest.update((HERE / name).read_bytes())
     name = f"native-{real}-{digest.hexdigest()[:16]}.so"
 
-    with suppress(Failed, OSError, RuntimeError):  # no home, none to write to, or no space
+    try:
         shared = _cache() / name
         if _is_whole(shared):
             yield shared
         yield _build(tools, flags, shared)
+    except Hung:
+        raise
+    except (Failed, OSError, RuntimeError):
+        pass  # no home, none to write to, or no space
     yield _build(tools, flags, _own_folder() / name)
 
 
@@ -122,7 +128,7 @@ def _toolchains() -> Iterator[Toolchain]:
     """CC if that is GCC, as the sources are written for it; then ``gcc``."""
     if sys.platform != "linux":
         raise Unavailable(f"native code is built on Linux, and this is {sys.platform}")
-    found = False
+    found: list[Toolchain] = []
     for compiler in (_words(os.environ.get("CC", "")), ["gcc"]):
         if compiler and shutil.which(compiler[0]):
             try:
@@ -130,8 +136,10 @@ def _toolchains() -> Iterator[Toolchain]:
             except (Failed, OSError):
                 continue
             if "Free Software Foundation" in version:
-                found = True
-                yield Toolchain(tuple(compiler), version.split("\n")[0], _openmp())
+                tools = Toolchain(tuple(compiler), version.split("\n")[0], _openmp())
+                if tools not in found:
+                    found.append(tools)
+                    yield tools
     if not found:
         raise Unavailable("there is no GCC to build native code with, neither as CC nor as gcc")
 
@@ -223,7 +231,7 @@ def _run(command: list[str]) -> str:
             env=os.environ | {"LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]} did not end within {PATIENCE} seconds") from None
+        raise Hung(f"{command[0]} did not end within {PATIENCE} seconds") from None
     if done.returncode:
         told = done.stderr.strip() or f"it ended with status {done.returncode}"
         errors = [line for line in told.splitlines() if "error" in line] or [told]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...area import Area
-from ..choice import LARGEST_NATIVE_GROUP
+from ..choice import LARGEST_NATIVE_GROUP, NATIVE_PADDING
 from . import build
 
 #: Arithmetic below which more threads take longer than one.
@@ -217,7 +217,7 @@ def _for_problems(sigma: Tensor) -> tuple[ctypes.CDLL, int, Tensor]:
 
 
 def _padded(n: int) -> int:
-    return -(-n // build.PAD) * build.PAD
+    return -(-n // NATIVE_PADDING) * NATIVE_PADDING
 
 
 def _threads(work: int) -> int:
