@@ -75,9 +75,19 @@ def test_recomputed_layers_share_their_statistics_once(ranks: Ranks) -> None:
         ((4, 3), (3, 3), {"coloring": "object"}),
         ((2, 0), (), {"iternorm": "name"}),
         ((1, 1), (), {"iternorm": "name"}),
+        ((4, 0), (), {"center": "name"}),
+        ((4, 1), (), {"center": "name"}),
         ((4, 3), (3, 3), {"equiconv": "object"}),
     ],
-    ids=["by-name", "by-object", "empty-rank", "one-each", "equilibrium"],
+    ids=[
+        "by-name",
+        "by-object",
+        "empty-rank",
+        "one-each",
+        "empty-centered",
+        "one-centered",
+        "equilibrium",
+    ],
 )
 def test_compiled_ranks_do_what_one_process_does(
     ranks: Ranks, sizes: tuple[int, ...], positions: tuple[int, ...], groups: dict[str, str]
