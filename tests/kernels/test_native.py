@@ -10,7 +10,6 @@ import threading
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 import isonorm
 from isonorm import area as areas
@@ -18,11 +17,9 @@ from isonorm import operation as operations
 from isonorm.functional import normalize
 from isonorm.kernels.choice import LARGEST_NATIVE_GROUP, NATIVE_PADDING
 from isonorm.kernels.native import build, in_native_code, library
-from isonorm.recovery import Affine
 from isonorm.roots import make_root
 from isonorm.roots.newton import reference as paper
 from isonorm.roots.recurrence import UNWATCHED_STEPS
-from tests.kernels.fast_path_checks import check_negated
 from tests.kernels.paths import (
     assert_paths_agree,
     assert_same,
@@ -177,50 +174,6 @@ def test_newton_is_the_papers_and_its_derivative_autograds(num_iters):
     assert torch.equal(got, got.mT)
 
 
-def test_float32_is_as_accurate_as_plain_torch():
-    """Against float64; with means of several deviations, and gradients that have one."""
-    x = channels_last(correlated(64, 32, 20, 20) + 5).float()
-    dy, parameters = torch.randn_like(x) + 1, [torch.rand(32) + 0.5, torch.randn(32)]
-
-    def found(backend: str, dtype: torch.dtype) -> list[Tensor]:
-        inputs = [t.detach().to(dtype).requires_grad_() for t in (x, *parameters)]
-        with isonorm.backend(backend):
-            y, statistics = normalize(
-                inputs[0], area=areas.batch(32), operation=NEWTON, recovery=Affine(*inputs[1:])
-            )
-        return [y, statistics.cov, *torch.autograd.grad(y, inputs, dy.to(dtype))]
-
-    exact = found("reference", torch.float64)
-    plain, native = (found(backend, torch.float32) for backend in ("torch", "native"))
-    for mine, other, want in zip(native, plain, exact, strict=True):
-        assert (mine - want).norm() < 2 * (other - want).norm()
-
-
-@pytest.mark.parametrize("mean", [1e4, 1e6])
-def test_a_mean_far_from_zero_cancels_nothing(mean):
-    """In several chunks, of which one is unlike the others."""
-    x = correlated(8, 4, 64, 64) + mean
-    x[0] += 100
-    x = x.float()
-    with isonorm.backend("native"):
-        _, statistics = normalize(x, area="batch", operation=NEWTON)
-    expected = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
-    error = (statistics.cov[0] - expected).abs().amax() / expected.abs().amax()
-    assert error < 30 * torch.finfo(torch.float32).eps
-
-
-@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
-def test_many_equal_products_are_added_in_parts_and_chunks_in_float64(layout):
-    """The covariance's error, of 160,000 samples: sums one after the other, in a tile or over
-    chunks, leave five times as much.
-    """
-    x = layout(torch.where(torch.rand(400, 4, 400) < 0.5, -0.1, 0.1))
-    with isonorm.backend("native"):
-        _, statistics = normalize(x, area="batch", operation=NEWTON)
-    exact = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
-    assert (statistics.cov[0] - exact).norm() < 1e-7 * exact.norm()
-
-
 @pytest.mark.parametrize("num_iters", [14, 15, 100])
 def test_long_iterations_that_need_watching_are_left_to_plain_torch(num_iters):
     """Duplicated channels: an eigenvalue that rounding left below zero would grow by 9/4 a step."""
@@ -270,11 +223,6 @@ def test_without_a_recovery_and_through_the_statistics_alone():
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
-def test_numbers_kept_as_their_negatives():
-    with isonorm.backend("native"):
-        check_negated("cpu")
-
-
 def test_layers_in_several_threads_share_nothing():
     layers = [isonorm.IterNorm(40, group_size=20) for _ in range(4)]
     inputs = [torch.randn(8, 40, 11, 11) for _ in layers]
@@ -303,165 +251,3 @@ def test_threads_that_share_problems_have_their_own_room(monkeypatch):
         w, memo = library.newton(sigma, 5)
         found.append([w, memo, library.newton_backward(sigma, sigma, w, memo, 5)])
     assert all(map(torch.equal, *found))
-
-
-@pytest.mark.parametrize("d", [4, 16, 64])
-@pytest.mark.parametrize("layout", [contiguous, channels_last, torch.clone])
-def test_sums_over_samples_are_added_without_loss(layout, d):
-    """A cotangent with a mean, and many samples: what is left of its sum is rounding."""
-    x = correlated(20000, d) if layout is torch.clone else layout(correlated(50, d, 20, 20))
-    run = library.Pass(areas.batch(d), areas.flat(x.float()).unsqueeze(1))
-    dy = torch.full_like(run.x, 0.1)
-    mean, _ = run.moments()
-    f, _ = run.sums(dy, mean)
-    exact = dy.double().sum((0, 3))
-    assert ((f - exact).norm() / exact.norm()) < 1.5e-6
-
-
-def test_an_output_whose_features_lie_apart_is_written_where_they_are():
-    """By columns, as x lies, to rows."""
-    x = torch.randn(2, 1, 5, 7).transpose(2, 3).contiguous().transpose(2, 3)
-    run = library.Pass(areas.batch(5), x)
-    mean, cov = run.moments()
-    out = torch.full((2, 1, 5, 7), torch.nan)
-    run.apply(out, mean, cov, mean)
-    want = cov @ (x - mean[:, :, None]) + mean[:, :, None]
-    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
-
-
-class Wrapped(Tensor):
-    """A tensor around another, which has the numbers."""
-
-    @staticmethod
-    def __new__(cls, inner: Tensor):
-        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        def unwrapped(value):
-            return value.inner if isinstance(value, cls) else value
-
-        return func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs or {}))
-
-
-@pytest.mark.parametrize("which", ["weight", "bias", "dy"])
-def test_tensors_that_wrap_others_are_computed_with(which):
-    x, dy = torch.randn(8, 6, 4, requires_grad=True), torch.randn(8, 6, 4)
-    given = {"weight": torch.rand(6), "bias": torch.randn(6)}
-
-    def step(given, dy) -> list[Tensor]:
-        y, _ = isonorm.functional.iter_norm(x, **given)
-        return [y, *torch.autograd.grad(y, x, dy)]
-
-    want = step(given, dy)
-    if which == "dy":
-        dy = Wrapped(dy)
-    else:
-        given[which] = Wrapped(given[which])
-    for g, w in zip(step(given, dy), want, strict=True):
-        torch.testing.assert_close(g, w)
-
-
-def test_tensors_that_wrap_others_are_refused_where_native_code_is_insisted_on():
-    weight = Wrapped(torch.rand(6))
-    with (
-        isonorm.backend("native"),
-        pytest.raises(RuntimeError, match="'native' was asked for, but a tensor besides the input"),
-    ):
-        isonorm.functional.iter_norm(torch.randn(8, 6, 4), group_size=4, weight=weight)
-
-
-def test_autograds_zeros_which_have_no_memory_are_zeros():
-    x = torch.randn(8, 6, 4, requires_grad=True)
-    zeros = torch._efficientzerotensor(x.shape)
-    y, _ = isonorm.functional.iter_norm(x, bias=torch._efficientzerotensor(6))
-    (dx,) = torch.autograd.grad(y, x, zeros)
-    assert y.isfinite().all() and not dx.any()
-
-
-def test_freed_memory_is_not_read():
-    freed = torch.randn(8, 6, 4)
-    leaf = torch.randn(8, 6, 4, requires_grad=True)
-    saved = 1 * leaf
-    y, _ = isonorm.functional.iter_norm(saved)
-    for tensor in (freed, saved):
-        tensor.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="was freed before"):
-        isonorm.functional.iter_norm(freed)
-    with pytest.raises(RuntimeError, match="was freed before"):
-        torch.autograd.grad(y, leaf, torch.randn_like(y))
-
-
-def test_wrong_operands_are_refused_before_they_reach_c():
-    x = torch.randn(3, 1, 4, 5)
-    run = library.Pass(areas.batch(4), x)
-    mean, cov = run.moments()
-    for wrong in (mean[:, :3], mean.expand(2, 4), mean.double(), cov[:, :3], mean.to("meta")):
-        with pytest.raises(ValueError, match=r"native code expected torch\.float32 of shape"):
-            run.sums(torch.randn(3, 1, 4, 5), wrong)
-    for wrong in (torch.randn(3, 1, 4, 4), torch.randn(3, 1, 4, 5).double()):
-        with pytest.raises(ValueError, match=r"of shape \(3, 1, 4, 5\)"):
-            run.sums(wrong, mean)
-    w, memo = library.newton(cov, 3)
-    for wrong in (memo[:1], memo.double()):
-        with pytest.raises(ValueError, match=r"of shape \(2, 2, 1, 4, 4\)"):
-            library.newton_backward(w, cov, w, wrong, 3)
-    with pytest.raises(ValueError, match="groups of 129 channels"):
-        library.Pass(areas.batch(129), torch.randn(3, 1, 129, 5))
-
-
-@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
-def test_products_over_samples_are_added_without_loss(layout):
-    """Within a tile, and from chunk to chunk: the same number every time, so that roundings of the
-    sum would all go one way.
-    """
-    signs = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, 1.0]]).repeat(1, 1 << 20)
-    x = layout(0.3 * signs.unsqueeze(0)).unsqueeze(1)
-    run = library.Pass(areas.batch(2), x)
-    mean, cov = run.moments()
-    _, outer = run.sums(x, mean)
-    for found in (cov, outer / x.shape[-1]):
-        error = (found[0].double() / 0.3**2 - torch.eye(2).double()).abs().amax()
-        assert error < 5e-7
-
-
-@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
-def test_a_mean_far_from_zero_cancels_nothing_in_a_tile_that_is_not_full(layout):
-    x = layout(correlated(6, 4, 5) + 1e4).float()
-    with isonorm.backend("native"):
-        _, statistics = normalize(x, area="batch", operation=NEWTON)
-    expected = torch.cov(x.double().transpose(0, 1).flatten(1), correction=0)
-    error = (statistics.cov[0] - expected).abs().amax() / expected.abs().amax()
-    assert error < 30 * torch.finfo(torch.float32).eps
-
-
-def test_operands_may_have_strides_of_their_own():
-    def strided(t: Tensor) -> Tensor:
-        return t.transpose(0, -1).contiguous().transpose(0, -1)
-
-    x = torch.randn(3, 2, 4, 5)
-    run = library.Pass(areas.batch(4), x)
-    mean, a, out = torch.randn(2, 4), torch.randn(2, 4, 4), torch.empty_like(x)
-    run.apply(out, strided(mean), strided(a), strided(2 * mean))
-    want = a @ (x - mean[:, :, None]) + 2 * mean[:, :, None]
-    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
-    sigma = torch.cov(torch.randn(4, 90)) * torch.rand(3, 1, 1) + torch.eye(4)
-    dw = torch.randn(3, 4, 4)
-    want_w, memo = library.newton(sigma, 3)
-    w, _ = library.newton(strided(sigma), 3)
-    assert torch.equal(w, want_w)
-    want = library.newton_backward(dw, sigma, w, memo, 3)
-    given = [strided(t) for t in (dw, sigma, w)]
-    assert torch.equal(library.newton_backward(*given, memo, 3), want)
-
-
-def test_a_gradient_whose_memory_was_freed_is_not_read():
-    x = torch.randn(8, 1, 6, 4)
-    run, dy = library.Pass(areas.batch(6), x), torch.randn_like(x)
-    mean, _ = run.moments()
-    dy.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="was freed before"):
-        run.sums(dy, mean)
