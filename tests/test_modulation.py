@@ -185,6 +185,8 @@ def test_the_norm_inside_is_converted_like_any_other():
     before = layer.eval()(x, *given)
     report = isonorm.convert(layer, "iternorm")
     assert isinstance(layer.norm, isonorm.IterNorm) and "norm" in str(report)
+    assert not [*layer.norm.parameters()] and not layer.norm.affine
+    made(SPADE, isonorm.IterNorm(C, affine=False)).load_state_dict(layer.state_dict())
     assert layer(x, *given).shape == before.shape
     isonorm.freeze(layer)
     assert not layer.train().norm.training
@@ -200,6 +202,26 @@ WRONG = {
         lambda: AdaIN(isonorm.InstanceNorm(C, affine=False, act="relu")),
         ValueError,
         "without act",
+    ),
+    "no classes": (
+        lambda: Conditional(NORMS["batch"](), 0), ValueError, "num_classes must be a positive"
+    ),
+    "an eps below zero": (lambda: AdaIN(NORMS["batch"](), eps=-1), ValueError, "eps must be"),
+    "a list for labels": (
+        lambda: MAKE[Conditional](NORMS["batch"]())(torch.randn(X), [0, 1, 2, 0]),
+        TypeError,
+        "labels must be a torch.Tensor; got list",
+    ),
+    "other channels": (
+        lambda: Attentive(NORMS["batch"]())(torch.randn(4, 5, 3, 3)), ValueError, r"\(N, 6, \*\)"
+    ),
+    "a style of nothing": (
+        lambda: AdaIN(NORMS["batch"]())(torch.randn(X), torch.randn(4, 6, 0)),
+        ValueError,
+        "with positions",
+    ),
+    "a lazy norm": (
+        lambda: AdaIN(nn.LazyBatchNorm2d(affine=False)), ValueError, "num_features must be"
     ),
     "no norm": (lambda: AdaIN(nn.Identity()), TypeError, "num_features; got Identity"),
     "another act": (
@@ -227,7 +249,7 @@ WRONG = {
     "a style of other channels": (
         lambda: AdaIN(NORMS["batch"]())(torch.randn(X), torch.randn(4, 5, 3, 3)),
         ValueError,
-        r"style must have shape \(4, 6, '\*'\).*got \(4, 5, 3, 3\)",
+        r"style must have shape \(4, 6, '\*'\).*of shape \(4, 5, 3, 3\)",
     ),
     "a map without a dimension": (
         lambda: MAKE[SPADE](NORMS["batch"]())(torch.randn(X), torch.randn(4, 2, 9)),
@@ -244,11 +266,52 @@ def test_what_cannot_be_meant_is_told_in_one_sentence(build, error, message):
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-def test_a_wrong_condition_moves_no_statistics():
-    layer = MAKE[Conditional](isonorm.BatchNorm(C, affine=False))
-    with pytest.raises(IndexError):
-        layer(torch.randn(X), torch.tensor([0, 1, 2, 3]))
+@pytest.mark.parametrize(
+    ("kind", "given", "error"),
+    [
+        (Conditional, torch.tensor([0, 1, 2, 3]), IndexError),
+        (AdaIN, torch.randn(4, C, 3, device="meta"), ValueError),
+        (SPADE, torch.randn(4, 2, 3, 3, device="meta"), ValueError),
+        (Dynamic, torch.randn(4, 7, device="meta"), ValueError),
+    ],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+def test_a_wrong_condition_moves_no_statistics(kind, given, error):
+    layer = MAKE[kind](isonorm.BatchNorm(C, affine=False))
+    with pytest.raises(error):
+        layer(torch.randn(X), given)
     assert layer.norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32], ids=str)
+def test_labels_are_integers_of_any_size(dtype):
+    layer, x = made(Conditional, NORMS["instance"]()), torch.randn(X)
+    classes = torch.tensor([1, 0, 1, 1])
+    assert torch.equal(layer(x, classes.to(dtype)), layer(x, classes))
+
+
+def test_a_context_is_taken_in_the_layers_precision():
+    layer, x = made(Dynamic, NORMS["instance"]()), torch.randn(X)
+    one_hot = torch.eye(7)[:4]
+    for given in (one_hot.bfloat16(), one_hot.double(), one_hot.long(), one_hot.bool()):
+        torch.testing.assert_close(layer(x, given), layer(x, one_hot))
+
+
+def test_attention_is_accurate_under_autocast():
+    layer, x = made(Attentive, NORMS["instance"]()), torch.randn(X) + 50
+    want = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(x), want)
+
+
+@pytest.mark.parametrize("kind", [Dynamic, SPADE, Conditional], ids=lambda kind: kind.__name__)
+def test_exported_for_any_batch(kind):
+    layer, given = made(kind, NORMS["whitened"]()).eval(), condition(kind)
+    x, n = torch.randn(X), torch.export.Dim("n")
+    shapes = [{0: n}, {0: n}]
+    program = torch.export.export(layer, (x, *given), dynamic_shapes=shapes).module()
+    more, others = torch.cat([x, x]), [torch.cat([t, t]) for t in given]
+    torch.testing.assert_close(program(more, *others), layer(more, *others))
 
 
 def test_a_network_with_a_norm_per_class_learns_what_one_norm_for_all_cannot():

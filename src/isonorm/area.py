@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from .scalars import plain
+from .scalars import plain, positive
 
 __all__ = ["Area", "batch", "batch_group", "group", "instance", "layer", "position"]
 
@@ -184,24 +184,24 @@ class Area:
         return f"{self.name}({size}{count})"
 
 
-def _positive(name: str, value: int | None, optional: bool = False) -> int | None:
-    """A number of channels or groups, or None where that is allowed; anything else is refused."""
-    if value is None and optional:
+def _group_size(value: int | None) -> int | None:
+    """A number of channels, None for all of them."""
+    if value is None:
         return None
-    value = plain(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        allowed = (
-            "a positive integer, or None for all channels" if optional else "a positive integer"
-        )
-        raise ValueError(f"{name} must be {allowed}; got {value!r}.")
-    return value
+    try:
+        return positive("group_size", value)
+    except ValueError:
+        raise ValueError(
+            "group_size must be a positive integer, or None for all channels; got "
+            f"{plain(value)!r}."
+        ) from None
 
 
 def batch(group_size: int | None = None) -> Area:
     """All examples and positions of ``group_size`` channels together (None: all channels). BN,
     DBN, IterNorm.
     """
-    size = _positive("group_size", group_size, optional=True)
+    size = _group_size(group_size)
     return Area("batch", "mbdm", "channels", group_size=size)
 
 
@@ -209,7 +209,7 @@ def instance(group_size: int | None = None) -> Area:
     """The positions of one example, in groups of ``group_size`` channels (None: all). Instance
     normalization.
     """
-    size = _positive("group_size", group_size, optional=True)
+    size = _group_size(group_size)
     return Area("instance", "bbdm", "channels", group_size=size)
 
 
@@ -222,12 +222,12 @@ def group(num_groups: int) -> Area:
     """One example; its ``num_groups`` groups of channels are the features. Group normalization
     and whitening.
     """
-    return Area("group", "bdmm", "groups", num_groups=_positive("num_groups", num_groups))
+    return Area("group", "bdmm", "groups", num_groups=positive("num_groups", num_groups))
 
 
 def batch_group(num_groups: int) -> Area:
     """Groups of channels over the whole batch. Batch group normalization."""
-    count = _positive("num_groups", num_groups)
+    count = positive("num_groups", num_groups)
     return Area("batch_group", "mdmm", "groups", num_groups=count)
 
 

@@ -20,3 +20,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else value
+
+
+def positive(name: str, value: Any) -> int:
+    """A count, or a size.
+
+    >>> positive("num_regions", 0)
+    Traceback (most recent call last):
+        ...
+    ValueError: num_regions must be a positive integer; got 0.
+    """
+    value = plain(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer; got {value!r}.")
+    return value

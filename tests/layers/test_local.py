@@ -43,8 +43,8 @@ def by_region(layer: RegionNorm, x: Tensor, regions: Tensor) -> Tensor:
 
 
 def by_window(layer: LocalContextNorm, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    y, c = torch.zeros_like(x), x.shape[1] // layer.num_groups
-    for n, k in product(range(x.shape[0]), range(layer.num_groups)):
+    y, c = torch.zeros_like(x), layer.group_size
+    for n, k in product(range(x.shape[0]), range(layer.num_features // layer.group_size)):
         channels = slice(k * c, (k + 1) * c)
         for place in product(*map(range, x.shape[2:])):
             around = tuple(
@@ -90,7 +90,7 @@ def test_one_region_is_an_instance():
     ids=str,
 )
 def test_windows_are_standardized_one_by_one(shape, window):
-    layer = randomized(LocalContextNorm(6, window=window, num_groups=3, **WIDE))
+    layer = randomized(LocalContextNorm(6, window=window, group_size=2, **WIDE))
     x = (2 * torch.randn(shape, **WIDE) + 1).requires_grad_()
     sizes = (window,) * (len(shape) - 2) if isinstance(window, int) else window
     torch.testing.assert_close(layer(x), by_window(layer, x, sizes))
@@ -100,7 +100,7 @@ def test_windows_are_standardized_one_by_one(shape, window):
 
 def test_a_window_over_all_is_group_normalization():
     x = torch.randn(3, 6, 5, 7, requires_grad=True)
-    found, want = LocalContextNorm(6, num_groups=3)(x), F.group_norm(x, 3)
+    found, want = LocalContextNorm(6, group_size=2)(x), F.group_norm(x, 3)
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
     cotangent = torch.randn_like(want)
     torch.testing.assert_close(
@@ -110,7 +110,7 @@ def test_a_window_over_all_is_group_normalization():
 
 LAYERS = {
     "region": (lambda **o: RegionNorm(6, 2, **o), (torch.randint(2, (3, 8, 9)),)),
-    "window": (lambda **o: LocalContextNorm(6, window=3, num_groups=2, **o), ()),
+    "window": (lambda **o: LocalContextNorm(6, window=3, group_size=3, **o), ()),
 }
 EACH = pytest.mark.parametrize(("make", "given"), LAYERS.values(), ids=LAYERS)
 
@@ -163,11 +163,15 @@ def test_compiled_exported_and_saved(make, given):
 
 WRONG = {
     "even window": (lambda: LocalContextNorm(6, window=4), "window must be odd"),
-    "groups": (lambda: LocalContextNorm(6, num_groups=4), "does not divide num_features=6"),
+    "groups": (lambda: LocalContextNorm(6, group_size=4), "does not divide num_features=6"),
+    "no features": (lambda: RegionNorm(0), "num_features must be a positive integer; got 0"),
+    "no regions": (lambda: RegionNorm(6, -1), "num_regions must be a positive integer"),
+    "window of a word": (lambda: LocalContextNorm(6, window="a"), "window must be a positive"),
+    "window of fractions": (lambda: LocalContextNorm(6, window=[3.5, 3]), "got 3.5"),
     "eps": (lambda: RegionNorm(6, eps=-1), "eps must be"),
     "act": (lambda: RegionNorm(6, act="tanh"), "act must be"),
     "channels": (lambda: LocalContextNorm(6)(torch.randn(2, 5, 4)), r"\(N, 6, \*\)"),
-    "no positions": (lambda: LocalContextNorm(6)(torch.randn(2, 6)), "as many spatial dimensions"),
+    "no positions": (lambda: LocalContextNorm(6)(torch.randn(2, 6)), "with positions"),
     "window of two": (
         lambda: LocalContextNorm(6, window=(3, 3))(torch.randn(2, 6, 4)),
         "as many spatial dimensions",
@@ -194,3 +198,32 @@ def test_they_go_inside_a_modulation():
     """A window's statistics, recovered by attention."""
     norm = isonorm.recovery.Attentive(LocalContextNorm(6, window=3, affine=False))
     assert norm(torch.randn(2, 6, 5, 5)).shape == (2, 6, 5, 5)
+
+
+@pytest.mark.parametrize("value", [1e6, torch.nan, torch.inf])
+def test_a_region_is_nobody_elses_business(value):
+    """Also far from the others, and where it is not finite."""
+    x, regions = torch.randn(2, 6, 8, 8), torch.zeros(2, 8, 8, dtype=torch.long)
+    regions[:, :4] = 1
+    layer = RegionNorm(6)
+    want = layer(x, regions)[:, :, 4:]
+    x[:, :, :4] += value
+    torch.testing.assert_close(layer(x, regions)[:, :, 4:], want, rtol=1e-5, atol=1e-5)
+
+
+@EACH
+def test_tracers_of_fx_see_one_call(make, given):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = make()
+
+        def forward(self, x, regions=None):
+            return self.norm(x) if regions is None else self.norm(x, regions)
+
+    model, x = Model(), torch.randn(3, 6, 8, 9)
+    concrete = {} if given else {"regions": None}
+    graph = torch.fx.symbolic_trace(model, concrete_args=concrete)
+    inputs = (x, *given) if given else (x,)
+    assert "norm" in [node.target for node in graph.graph.nodes]
+    torch.testing.assert_close(graph(*inputs, *(() if given else (None,))), model(*inputs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..scalars import plain
 from ..statistics import working_dtype
 from .modulation import Modulation
 
@@ -24,20 +25,25 @@ class AdaIN(Modulation):
 
     def __init__(self, norm: nn.Module, *, eps: float = 1e-5, act: str | None = None) -> None:
         super().__init__(norm, act)
-        self.eps = eps
+        from ..checks import check_options
+
+        check_options(plain(eps), act)
+        self.eps = plain(eps)
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         """``style`` (N, C, *), at any positions."""
         if (call := self._traced(x, style)) is not None:
             return call
-        if style.dim() < 3 or style.shape[:2] != x.shape[:2]:
+        self._check(x, style=style)
+        there = style.dim() > 2 and style.shape[2:].numel() > 0 and style.is_floating_point()
+        if not there or style.shape[:2] != x.shape[:2]:
             raise ValueError(
                 f"style must have shape {(*x.shape[:2], '*')}, with positions to take means over; "
-                f"got {tuple(style.shape)}."
+                f"got {style.dtype} of shape {tuple(style.shape)}."
             )
         positions = style.flatten(2).to(working_dtype(style))
         variance, mean = torch.var_mean(positions, dim=2, correction=0)
         return self._recovered(x, (variance + self.eps).sqrt(), mean)
 
     def extra_repr(self) -> str:
-        return f"eps={self.eps}"
+        return ", ".join(filter(None, [f"eps={self.eps}", super().extra_repr()]))

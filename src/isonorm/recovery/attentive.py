@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..statistics import working_dtype
+from ..scalars import positive
+from ..statistics import no_autocast, working_dtype
 from .modulation import Modulation
 
 
@@ -15,7 +16,8 @@ class Attentive(Modulation):
     to its channels' means (Li, Sun & Wu, "Attentive Normalization", ECCV 2020).
 
     λ = hardsigmoid of a linear map of the means; γₖ and βₖ start as N(1, 0.1²) and N(0, 0.1²), as
-    in the authors' code. Unlike there, what goes into λ is not itself batch-normalized.
+    in the authors' code. Unlike there, what is attended to are the means alone, without
+    deviations, and what goes into λ is not itself batch-normalized.
 
     >>> import isonorm
     >>> norm = Attentive(isonorm.IterNorm(8, affine=False), num_mixtures=5)
@@ -33,8 +35,8 @@ class Attentive(Modulation):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(norm, act)
-        self.num_mixtures = num_mixtures
-        shape, options = (num_mixtures, self.num_features), {"device": device, "dtype": dtype}
+        self.num_mixtures = positive("num_mixtures", num_mixtures)
+        shape, options = (self.num_mixtures, self.num_features), {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(shape, **options))
         self.bias = nn.Parameter(torch.empty(shape, **options))
         self.attention = nn.Linear(self.num_features, num_mixtures, **options)
@@ -44,9 +46,12 @@ class Attentive(Modulation):
     def forward(self, x: Tensor) -> Tensor:
         if (call := self._traced(x)) is not None:
             return call
-        means = x.flatten(2).to(working_dtype(x)).mean(2) if x.dim() > 2 else x
-        shares = F.hardsigmoid(self.attention(means.to(self.weight.dtype)))
-        return self._recovered(x, shares @ self.weight, shares @ self.bias)
+        self._check(x)
+        with no_autocast(x):
+            means = x.flatten(2).to(working_dtype(x)).mean(2) if x.dim() > 2 else x
+            shares = F.hardsigmoid(self.attention(means.to(self.weight.dtype)))
+            gain, shift = shares @ self.weight, shares @ self.bias
+        return self._recovered(x, gain, shift)
 
     def extra_repr(self) -> str:
-        return f"num_mixtures={self.num_mixtures}"
+        return ", ".join(filter(None, [f"num_mixtures={self.num_mixtures}", super().extra_repr()]))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..scalars import positive
 from .modulation import Modulation
 
 
@@ -29,8 +30,8 @@ class Conditional(Modulation):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(norm, act)
-        self.num_classes = num_classes
-        shape = (num_classes, self.num_features)
+        self.num_classes = positive("num_classes", num_classes)
+        shape = (self.num_classes, self.num_features)
         self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
@@ -38,15 +39,17 @@ class Conditional(Modulation):
         """``labels`` (N,): the class of each example."""
         if (call := self._traced(x, labels)) is not None:
             return call
+        self._check(x, labels=labels)
         if labels.shape != x.shape[:1] or labels.is_floating_point():
             raise ValueError(
-                f"labels must be integers of shape ({len(x)},), a class for each example; got "
+                f"labels must be integers of shape ({x.shape[0]},), a class for each example; got "
                 f"{labels.dtype} of shape {tuple(labels.shape)}."
             )
+        labels = labels.long()
         return self._recovered(x, F.embedding(labels, self.weight), F.embedding(labels, self.bias))
 
     def extra_repr(self) -> str:
-        return f"num_classes={self.num_classes}"
+        return ", ".join(filter(None, [f"num_classes={self.num_classes}", super().extra_repr()]))
 
 
 class Dynamic(Modulation):
@@ -70,22 +73,23 @@ class Dynamic(Modulation):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(norm, act)
-        self.num_inputs = num_inputs
+        self.num_inputs = positive("num_inputs", num_inputs)
         width = 2 * self.num_features
-        self.linear = nn.Linear(num_inputs, width, bias=False, device=device, dtype=dtype)
+        self.linear = nn.Linear(self.num_inputs, width, bias=False, device=device, dtype=dtype)
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """``context`` (N, num_inputs)."""
         if (call := self._traced(x, context)) is not None:
             return call
-        if context.shape != (len(x), self.num_inputs):
+        self._check(x, context=context)
+        if context.shape != (x.shape[0], self.num_inputs):
             raise ValueError(
-                f"context must have shape {(len(x), self.num_inputs)}, a vector for each example; "
-                f"got {tuple(context.shape)}."
+                f"context must have shape {(x.shape[0], self.num_inputs)}, a vector for each "
+                f"example; got {tuple(context.shape)}."
             )
-        gain, shift = self.linear(context).chunk(2, dim=1)
+        gain, shift = self.linear(context.to(self.linear.weight.dtype)).chunk(2, dim=1)
         return self._recovered(x, 1 + gain, shift)
 
     def extra_repr(self) -> str:
-        return f"num_inputs={self.num_inputs}"
+        return ", ".join(filter(None, [f"num_inputs={self.num_inputs}", super().extra_repr()]))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from ..activation import check_act, effective, finish
+from ..scalars import positive
 from ..statistics import no_autocast, working_dtype
 from ..symbolic import one_call
 
@@ -32,8 +33,9 @@ class Modulation(nn.Module):
         if any(True for _ in norm.parameters()) or effective(getattr(norm, "act", None)):
             raise ValueError(
                 f"{kind} recovers what the norm inside has normalized, so that one must not: make "
-                f"it with affine=False (or recovery=None) and without act; got {norm}."
+                f"the {type(norm).__name__} with affine=False (or recovery=None) and without act."
             )
+        positive("the norm's num_features", norm.num_features)  # 0 where it is lazy
         check_act(act)
         self.norm, self.act = norm, act
 
@@ -45,15 +47,38 @@ class Modulation(nn.Module):
         """What a tracer of torch.fx sees, one call; None where there is none, or it is inside."""
         return one_call(self, x, *given) if isinstance(x, Proxy) else None
 
+    def _check(self, x: Tensor, **given: Tensor) -> None:
+        """What every modulation expects of its input, and of what γ and β come from."""
+        from ..checks import check_input, check_tensor  # which know the learned recoveries
+
+        check_input(x)
+        if x.shape[1] != self.num_features:
+            raise ValueError(
+                f"{type(self).__name__} expected input (N, {self.num_features}, *); got shape "
+                f"{tuple(x.shape)}."
+            )
+        for name, condition in given.items():
+            check_tensor(name, condition)
+            if condition.is_complex():
+                raise TypeError(f"{name} must be real; got {condition.dtype}.")
+            if condition.device != x.device:
+                raise ValueError(
+                    f"the input is on {x.device}, but {name} is on {condition.device}: move them "
+                    "together."
+                )
+
     def _recovered(self, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
         """What a subclass's ``forward`` returns. The norm comes last: where γ and β cannot be had,
         its statistics have not moved.
         """
         y = self.norm(x)
-        dtype = working_dtype(y)  # rounded once, as an affine recovery is
+        dtype = working_dtype(y)  # so that the product is rounded once, as an affine recovery's is
         with no_autocast(y):
             gain, shift = (
                 t.to(dtype).view(*t.shape, *(1,) * (y.dim() - t.dim())) for t in (gain, shift)
             )
             recovered = (y.to(dtype) * gain + shift).to(y.dtype)  # in the format of y
         return finish(recovered, self.act, None)
+
+    def extra_repr(self) -> str:
+        return "" if self.act is None else f"act={self.act!r}"

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..scalars import positive
 from .modulation import Modulation
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -37,9 +38,10 @@ class SPADE(Modulation):
         super().__init__(norm, act)
         if dims not in _CONVOLUTIONS:
             raise ValueError(f"dims must be 1, 2 or 3, the map's spatial dimensions; got {dims!r}.")
-        if kernel_size % 2 == 0:
+        if positive("kernel_size", kernel_size) % 2 == 0:
             raise ValueError(f"kernel_size must be odd, to stay centered; got {kernel_size}.")
-        self.num_labels, self.hidden, self.dims = num_labels, hidden, dims
+        self.num_labels, self.dims = positive("num_labels", num_labels), dims
+        self.hidden = positive("hidden", hidden)
         options = {"padding": kernel_size // 2, "device": device, "dtype": dtype}
         convolution = _CONVOLUTIONS[dims]
         self.shared = convolution(num_labels, hidden, kernel_size, **options)
@@ -50,7 +52,8 @@ class SPADE(Modulation):
         """``labels`` (N, num_labels, *): a map, one-hot where it is of classes, of any size."""
         if (call := self._traced(x, labels)) is not None:
             return call
-        expected = (len(x), self.num_labels)
+        self._check(x, labels=labels)
+        expected = (x.shape[0], self.num_labels)
         if labels.shape[:2] != expected or labels.dim() != self.dims + 2 or x.dim() != labels.dim():
             raise ValueError(
                 f"labels must be a map of shape {(*expected, *'*' * self.dims)} for an input with "
@@ -62,4 +65,5 @@ class SPADE(Modulation):
         return self._recovered(x, 1 + self.gain(features), self.shift(features))
 
     def extra_repr(self) -> str:
-        return f"num_labels={self.num_labels}, hidden={self.hidden}"
+        own = f"num_labels={self.num_labels}, hidden={self.hidden}"
+        return ", ".join(filter(None, [own, super().extra_repr()]))

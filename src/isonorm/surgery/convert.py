@@ -12,6 +12,7 @@ from torch import nn
 from .. import registry
 from ..checks import check_flag
 from ..layers import BatchNorm, Normalize
+from ..recovery import Modulation
 from ..synchronization import resolve_group
 from .activations import Fusion, following
 from .pairs import convert_pairs
@@ -171,6 +172,8 @@ def _successor(hung: Hung, source: Source, make: Make, fuse_act: bool, model: nn
         norm = make(module, source)
         if not isinstance(norm, nn.Module):
             raise TypeError(f"the factory must return a torch.nn.Module; got {norm!r}.")
+        if any(isinstance(place.parent, Modulation) for place in hung.places):
+            _recover_nothing(norm)
         if type(module) is type(norm) and _is_already(source.norm, as_target(norm)):
             raise Refused("it is already that")
         norm.to(**place_at(hung, model))
@@ -180,6 +183,16 @@ def _successor(hung: Hung, source: Source, make: Make, fuse_act: bool, model: nn
     if isinstance(norm, Normalize):
         norm.__dict__[ORIGIN] = _origin(module)
     return made
+
+
+def _recover_nothing(norm: nn.Module) -> None:
+    """Takes γ and β from a norm that a modulation goes around, which has its own."""
+    for name in norm._parameters:
+        norm._parameters[name] = None
+    if "affine" in vars(norm):
+        norm.affine = False  # type: ignore[assignment]
+    if isinstance(norm, Normalize):
+        norm._recovery_class = None
 
 
 def _is_already(old: Normalize, new: Normalize) -> bool:
