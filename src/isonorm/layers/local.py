@@ -10,6 +10,7 @@ Index legend: R regions, K groups of channels, S positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -148,14 +149,15 @@ class LocalContextNorm(LocalNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, affine, act)
-        one = isinstance(window, str) or not isinstance(window, Sequence)
-        sizes = tuple(positive("window", size) for size in ([window] if one else window))
+        several = isinstance(window, Sequence) and not isinstance(window, str)
+        given: Sequence[Any] = window if several else [window]  # type: ignore[assignment]
+        sizes = tuple(positive("window", size) for size in given)
         if not sizes or any(size % 2 == 0 for size in sizes):
             raise ValueError(
                 f"window must be odd, one size for all spatial dimensions or one for each; got "
                 f"{window!r}."
             )
-        self.window = sizes[0] if one else sizes
+        self.window = sizes if several else sizes[0]
         self.group_size = positive("group_size", group_size)
         if self.num_features % self.group_size:
             raise ValueError(
