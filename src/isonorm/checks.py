@@ -121,7 +121,8 @@ def check_no_transform() -> None:
 
 
 def check_options(eps: float, act: str | None) -> None:
-    # Tuples here and elsewhere, not unions, which the compiler of torch 2.8 cannot trace.
+    # Tuples here and elsewhere, not unions, and lists in any(), not generators: the compiler of
+    # torch 2.8 cannot trace those.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
     check_act(act)

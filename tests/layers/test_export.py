@@ -73,6 +73,8 @@ def test_export_of_a_layer_fresh_from_a_checkpoint(cases, name, draw):
 def test_a_saved_program_is_loaded(case, draw):
     """Of layers with running statistics, and of those that normalize by their input's."""
     for layer in (case.make().eval(), case.untracked().eval()):
+        if torch.__version__ < "2.9" and layer.operation.method in ("zca", "pca"):
+            continue  # that torch writes no NaN, which stands in them for what is not finite
         x, file = draw(4, 12, 5, 6), BytesIO()
         torch.export.save(torch.export.export(layer, (x,)), file)
         file.seek(0)

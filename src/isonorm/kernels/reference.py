@@ -38,10 +38,10 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
             if plan.group:
                 measured = reduce_across(plan.group, measured, operation.centers)
                 if not operation.scales:
-                    measured = [s._replace(cov=torch.ones_like(s.cov)) for s in measured]
+                    measured = [Statistics(n, mu, torch.ones_like(cov)) for n, mu, cov in measured]
         else:
             dtype = torch.promote_types(working_dtype(x), given.cov.dtype)
-            given = given._replace(mean=given.mean.to(dtype), cov=given.cov.to(dtype))
+            given = Statistics(given.count, given.mean.to(dtype), given.cov.to(dtype))
             measured = split_statistics(given, area, *x.shape)
         outputs, transforms = [], []
         for block, problem, stats in zip(blocks, problems, measured, strict=True):

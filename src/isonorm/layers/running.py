@@ -193,7 +193,7 @@ class RunningTransform(WideBuffers):
         """Refuses what somebody put in a buffer's place before any of them changes."""
         if buffer.shape == shape and buffer.is_contiguous():
             return
-        repeats = any(step == 0 and n > 1 for step, n in zip(buffer.stride(), shape, strict=False))
+        repeats = 0 in [step for step, n in zip(buffer.stride(), shape, strict=False) if n > 1]
         if buffer.shape != shape or repeats:
             got = "one that repeats its numbers" if repeats else f"shape {tuple(buffer.shape)}"
             raise RuntimeError(
