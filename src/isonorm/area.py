@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from .scalars import plain, positive
+from .scalars import positive
 
 __all__ = ["Area", "batch", "batch_group", "group", "instance", "layer", "position"]
 
@@ -186,15 +186,7 @@ class Area:
 
 def _group_size(value: int | None) -> int | None:
     """A number of channels, None for all of them."""
-    if value is None:
-        return None
-    try:
-        return positive("group_size", value)
-    except ValueError:
-        raise ValueError(
-            "group_size must be a positive integer, or None for all channels; got "
-            f"{plain(value)!r}."
-        ) from None
+    return None if value is None else positive("group_size", value, ", or None for all channels")
 
 
 def batch(group_size: int | None = None) -> Area:

@@ -40,6 +40,10 @@ def check_operand(name: str, value: Any, x: Tensor) -> None:
         raise TypeError(
             f"{name} must be floating-point, of 16 to 64 bits; got {value.dtype}: convert it first."
         )
+    check_device(name, value, x)
+
+
+def check_device(name: str, value: Tensor, x: Tensor) -> None:
     if value.device != x.device:
         raise ValueError(
             f"the input is on {x.device}, but {name} is on {value.device}: move them together."

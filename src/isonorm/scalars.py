@@ -22,8 +22,8 @@ def plain(value: Any) -> Any:
     return float(value) if isinstance(value, Real) else value
 
 
-def positive(name: str, value: Any) -> int:
-    """A count, or a size.
+def positive(name: str, value: Any, otherwise: str = "") -> int:
+    """A count, or a size; ``otherwise`` tells what else would have been taken.
 
     >>> positive("num_regions", 0)
     Traceback (most recent call last):
@@ -32,5 +32,5 @@ def positive(name: str, value: Any) -> int:
     """
     value = plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer; got {value!r}.")
+        raise ValueError(f"{name} must be a positive integer{otherwise}; got {value!r}.")
     return value

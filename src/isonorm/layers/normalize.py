@@ -20,7 +20,7 @@ from ..area import Area
 from ..operation import Operation
 from ..recovery import Affine, Recovery
 from ..recovery import resolve as resolve_recovery
-from ..scalars import plain
+from ..scalars import plain, positive
 from ..symbolic import one_call
 from . import fast_path
 from .fixed import FixedMap
@@ -95,8 +95,8 @@ class Normalize(RunningTransform):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        num_features, eps, momentum = plain(num_features), plain(eps), plain(momentum)
-        _check_num_features(num_features)
+        num_features = positive("num_features", num_features)
+        eps, momentum = plain(eps), plain(momentum)
         checks.check_options(eps, act)
         area, operation = areas.resolve(area), operations.resolve(operation)
         checks.check_composition(area, operation)
@@ -253,11 +253,3 @@ _DEFAULTS_OF_WHAT_IS_KEPT = tuple(
     signature(Normalize).parameters[name].default
     for name in ("momentum", "track_running_stats", "running", "check_finite")
 )
-
-
-def _check_num_features(num_features: int) -> None:
-    if not isinstance(num_features, int) or isinstance(num_features, bool) or num_features < 1:
-        raise ValueError(
-            "num_features must be a positive integer, the number of channels; got "
-            f"{num_features!r}."
-        )

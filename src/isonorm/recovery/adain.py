@@ -23,6 +23,8 @@ class AdaIN(Modulation):
     True
     """
 
+    _echoes = ("eps",)
+
     def __init__(self, norm: nn.Module, *, eps: float = 1e-5, act: str | None = None) -> None:
         super().__init__(norm, act)
         from ..checks import check_options
@@ -44,6 +46,3 @@ class AdaIN(Modulation):
         positions = style.flatten(2).to(working_dtype(style))
         variance, mean = torch.var_mean(positions, dim=2, correction=0)
         return self._recovered(x, (variance + self.eps).sqrt(), mean)
-
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, [f"eps={self.eps}", super().extra_repr()]))

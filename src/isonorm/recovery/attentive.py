@@ -25,6 +25,8 @@ class Attentive(Modulation):
     torch.Size([2, 8, 16, 16])
     """
 
+    _echoes = ("num_mixtures",)
+
     def __init__(
         self,
         norm: nn.Module,
@@ -39,7 +41,7 @@ class Attentive(Modulation):
         shape, options = (self.num_mixtures, self.num_features), {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(shape, **options))
         self.bias = nn.Parameter(torch.empty(shape, **options))
-        self.attention = nn.Linear(self.num_features, num_mixtures, **options)
+        self.attention = nn.Linear(self.num_features, self.num_mixtures, **options)
         nn.init.normal_(self.weight, 1, 0.1)
         nn.init.normal_(self.bias, 0, 0.1)
 
@@ -52,6 +54,3 @@ class Attentive(Modulation):
             shares = F.hardsigmoid(self.attention(means.to(self.weight.dtype)))
             gain, shift = shares @ self.weight, shares @ self.bias
         return self._recovered(x, gain, shift)
-
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, [f"num_mixtures={self.num_mixtures}", super().extra_repr()]))

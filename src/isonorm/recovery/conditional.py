@@ -20,6 +20,8 @@ class Conditional(Modulation):
     torch.Size([2, 8, 5, 5])
     """
 
+    _echoes = ("num_classes",)
+
     def __init__(
         self,
         norm: nn.Module,
@@ -48,9 +50,6 @@ class Conditional(Modulation):
         labels = labels.long()
         return self._recovered(x, F.embedding(labels, self.weight), F.embedding(labels, self.bias))
 
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, [f"num_classes={self.num_classes}", super().extra_repr()]))
-
 
 class Dynamic(Modulation):
     """γ and β linear in a context vector of each example, a text's or a task's: γ = 1 + Ac,
@@ -62,6 +61,8 @@ class Dynamic(Modulation):
     >>> norm(torch.randn(2, 8, 5, 5), torch.randn(2, 32)).shape
     torch.Size([2, 8, 5, 5])
     """
+
+    _echoes = ("num_inputs",)
 
     def __init__(
         self,
@@ -90,6 +91,3 @@ class Dynamic(Modulation):
             )
         gain, shift = self.linear(context.to(self.linear.weight.dtype)).chunk(2, dim=1)
         return self._recovered(x, 1 + gain, shift)
-
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, [f"num_inputs={self.num_inputs}", super().extra_repr()]))

@@ -22,6 +22,8 @@ class Modulation(nn.Module):
     """γ ⊙ norm(x) + β for the γ and β of a subclass, in the input's dtype and memory format."""
 
     norm: nn.Module
+    #: The constructor's arguments that a repr repeats.
+    _echoes: tuple[str, ...] = ()
 
     def __init__(self, norm: nn.Module, act: str | None = None) -> None:
         super().__init__()
@@ -49,7 +51,8 @@ class Modulation(nn.Module):
 
     def _check(self, x: Tensor, **given: Tensor) -> None:
         """What every modulation expects of its input, and of what γ and β come from."""
-        from ..checks import check_input, check_tensor  # which know the learned recoveries
+        # Not above: checks know the recoveries of this package.
+        from ..checks import check_device, check_input, check_tensor
 
         check_input(x)
         if x.shape[1] != self.num_features:
@@ -61,11 +64,7 @@ class Modulation(nn.Module):
             check_tensor(name, condition)
             if condition.is_complex():
                 raise TypeError(f"{name} must be real; got {condition.dtype}.")
-            if condition.device != x.device:
-                raise ValueError(
-                    f"the input is on {x.device}, but {name} is on {condition.device}: move them "
-                    "together."
-                )
+            check_device(name, condition, x)
 
     def _recovered(self, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
         """What a subclass's ``forward`` returns. The norm comes last: where γ and β cannot be had,
@@ -81,4 +80,5 @@ class Modulation(nn.Module):
         return finish(recovered, self.act, None)
 
     def extra_repr(self) -> str:
-        return "" if self.act is None else f"act={self.act!r}"
+        names = [*self._echoes, "act"] if self.act is not None else self._echoes
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

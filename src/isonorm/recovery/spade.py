@@ -23,6 +23,8 @@ class SPADE(Modulation):
     torch.Size([2, 8, 16, 16])
     """
 
+    _echoes = ("num_labels", "hidden")
+
     def __init__(
         self,
         norm: nn.Module,
@@ -38,15 +40,16 @@ class SPADE(Modulation):
         super().__init__(norm, act)
         if dims not in _CONVOLUTIONS:
             raise ValueError(f"dims must be 1, 2 or 3, the map's spatial dimensions; got {dims!r}.")
-        if positive("kernel_size", kernel_size) % 2 == 0:
+        kernel_size = positive("kernel_size", kernel_size)
+        if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, to stay centered; got {kernel_size}.")
         self.num_labels, self.dims = positive("num_labels", num_labels), dims
         self.hidden = positive("hidden", hidden)
         options = {"padding": kernel_size // 2, "device": device, "dtype": dtype}
         convolution = _CONVOLUTIONS[dims]
-        self.shared = convolution(num_labels, hidden, kernel_size, **options)
-        self.gain = convolution(hidden, self.num_features, kernel_size, **options)
-        self.shift = convolution(hidden, self.num_features, kernel_size, **options)
+        self.shared = convolution(self.num_labels, self.hidden, kernel_size, **options)
+        self.gain = convolution(self.hidden, self.num_features, kernel_size, **options)
+        self.shift = convolution(self.hidden, self.num_features, kernel_size, **options)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """``labels`` (N, num_labels, *): a map, one-hot where it is of classes, of any size."""
@@ -63,7 +66,3 @@ class SPADE(Modulation):
         resized = F.interpolate(labels.to(self.shared.weight.dtype), size=x.shape[2:])
         features = F.relu(self.shared(resized))
         return self._recovered(x, 1 + self.gain(features), self.shift(features))
-
-    def extra_repr(self) -> str:
-        own = f"num_labels={self.num_labels}, hidden={self.hidden}"
-        return ", ".join(filter(None, [own, super().extra_repr()]))
