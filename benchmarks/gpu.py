@@ -3,6 +3,7 @@
     python -m benchmarks.gpu                       # ResNet-50's activations at batch 256, bfloat16
     python -m benchmarks.gpu --dtype float32 --precision high --layouts nchw
     python -m benchmarks.gpu --dtype float32 --layouts nchw --shapes 256,56 --plain
+    python -m benchmarks.gpu --batch 64 --widths --skip-compiled   # many channel counts
 
 For each shape: forward and backward of ``IterNorm`` (and, with ``--dbn``, ``DBN``), of eager
 ``F.batch_norm`` and of the same under ``torch.compile``, in the same layout, in one run; with
@@ -19,6 +20,8 @@ import sys
 from collections.abc import Callable
 from math import exp, log
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +37,13 @@ RESNET50 = [
     (64, 112), (64, 56), (128, 56), (256, 56), (128, 28), (256, 28), (512, 28),
     (256, 14), (512, 14), (1024, 14), (512, 7), (2048, 7),
 ]  # fmt: skip
+
+#: Channel counts of MobileNets and EfficientNets, many no multiple of a group, and the heights
+#: at which ``--widths`` measures them.
+WIDTHS = (
+    16, 24, 40, 64, 72, 80, 96, 112, 120, 184, 200, 240, 256, 480, 512, 672, 728, 960, 1024,
+)  # fmt: skip
+HEIGHTS = (8, 16, 32)
 
 #: Relative error allowed against float64. 16-bit results carry the rounding of their own output
 #: (2⁻⁹ and 2⁻¹²) and that of the operands of each product; "high" products are TF32 (2⁻¹¹),
@@ -51,6 +61,23 @@ def copy_bandwidth() -> float:
     source = torch.randn(1 << 29, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
     return 2 * source.numel() * 2 / replay_seconds(lambda: torch.neg(source, out=target), ROUNDS)
+
+
+def host_microseconds(steps: dict[str, Step], rounds: int = 9, calls: int = 20) -> dict[str, float]:
+    """Return the time in which the host launches each step, with nothing in the queue: the median
+    over rounds in which all take turns.
+    """
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            seconds = 0.0
+            for _ in range(calls):
+                torch.cuda.synchronize()
+                begin = perf_counter()
+                step()
+                seconds += perf_counter() - begin
+            found[name].append(seconds / calls * 1e6)
+    return {name: median(times) for name, times in found.items()}
 
 
 def peak_bytes(step: Step) -> int:
@@ -156,8 +183,27 @@ def measure(shape, layout: str, dtype: torch.dtype, tolerance: float, args) -> d
             "peak": peak_bytes(step),
             "error": error,
         }
+    if args.widths:
+        row["host_us"] = host_microseconds(layer_steps(shape[1], x, dy, args))
     row["floor_us"] = 8 * x.numel() * x.element_size() / args.bandwidth * 1e6
     return row
+
+
+def layer_steps(channels: int, x: Tensor, dy: Tensor, args) -> dict[str, Step]:
+    """Return eager steps of BatchNorm and of the layers that are measured, running statistics
+    included.
+    """
+    group_size = {"group_size": args.group_size}
+    layers = {
+        "bn": nn.BatchNorm2d(channels, device="cuda"),
+        "iternorm": isonorm.IterNorm(channels, device="cuda", **group_size),
+    }
+    if args.dbn:
+        layers["dbn"] = isonorm.DBN(channels, device="cuda", **group_size)
+    return {
+        name: lambda f=layer: gradients_of(f, x, [f.weight, f.bias], dy)  # type: ignore[misc]
+        for name, layer in layers.items()
+    }
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -182,6 +228,8 @@ def print_row(row: dict) -> None:
         if name in row:
             us = row[name]["us"]
             cells.append(f"{name} {us:.0f} = {us / row['iternorm']['us']:.1f} iternorm")
+    host = row.get("host_us", {})
+    cells += [f"host {k} {us:.0f} = {us / host['bn']:.2f}" for k, us in host.items()]
     print(" | ".join(cells), flush=True)
 
 
@@ -200,6 +248,9 @@ def main() -> None:
     )
     parser.add_argument("--skip-compiled", action="store_true")
     parser.add_argument(
+        "--widths", action="store_true", help="many channel counts, and the host's time a step"
+    )
+    parser.add_argument(
         "--shapes", nargs="*", help="C,H pairs such as 256,56 (default: ResNet-50's)"
     )
     parser.add_argument("--out", type=Path, default=Path("records/gpu.json"))
@@ -211,6 +262,8 @@ def main() -> None:
     args.bandwidth = copy_bandwidth()
     print(f"copy bandwidth {args.bandwidth / 1e12:.2f} TB/s, {args.dtype}, group {args.group_size}")
     shapes = [tuple(map(int, s.split(","))) for s in args.shapes] if args.shapes else RESNET50
+    if args.widths and not args.shapes:
+        shapes = [(channels, height) for channels in WIDTHS for height in HEIGHTS]
     rows: list[dict] = []
     arguments = {key: value for key, value in vars(args).items() if key != "out"}
     record = origin("benchmarks.gpu", sys.argv[1:], gpu="cuda")
@@ -234,6 +287,9 @@ def main() -> None:
             best = [min(r["bn_eager"]["us"], r["bn_compiled"]["us"]) for r in mine]
             ratios = [r["iternorm"]["us"] / b for r, b in zip(mine, best, strict=True)]
             summary += f", {geometric_mean(ratios):.2f} x the faster, worst {max(ratios):.2f}"
+        if args.widths:
+            hosts = [r["host_us"]["iternorm"] / r["host_us"]["bn"] for r in mine]
+            summary += f"; host {geometric_mean(hosts):.2f} x BatchNorm's, worst {max(hosts):.2f}"
         print(summary, flush=True)
     write(record | {"complete": True}, args.out)
 

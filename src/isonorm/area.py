@@ -39,19 +39,27 @@ def flat_shape(x: Tensor) -> tuple[int, int, int]:
 
 
 class Block(NamedTuple):
-    """Channels ``start … start + groups · size`` of the input, as ``groups`` groups of ``size``."""
+    """Channels of the input from ``start`` on, as ``groups`` groups of ``size``; the last group may
+    be ``missing`` some, which only kernels that mask it by its count can do.
+    """
 
     start: int
     groups: int
     size: int
+    missing: int = 0
+
+    @property
+    def count(self) -> int:
+        """Return the number of channels."""
+        return self.groups * self.size - self.missing
 
     @property
     def channels(self) -> slice:
-        return slice(self.start, self.start + self.groups * self.size)
+        return slice(self.start, self.start + self.count)
 
     def view(self, x: Tensor) -> Tensor:
         """The (N, K, c, S) view of this block of an (N, C, S) tensor."""
-        part = x if self.groups * self.size == x.shape[1] else x[:, self.channels]
+        part = x if self.count == x.shape[1] else x[:, self.channels]
         return part.view(part.shape[0], self.groups, self.size, part.shape[2])
 
     def per_channel(self, vector: Tensor) -> Tensor:
@@ -60,8 +68,7 @@ class Block(NamedTuple):
 
     def part(self, vector: Tensor) -> Tensor:
         """This block's part of a (C,) vector."""
-        whole = self.groups * self.size == vector.shape[0]
-        return vector if whole else vector[self.channels]
+        return vector if self.count == vector.shape[0] else vector[self.channels]
 
 
 class Place(NamedTuple):
@@ -122,7 +129,7 @@ class Area:
         Where groups are given by size, the last one takes the rest.
 
         >>> batch(group_size=16).partition(40)
-        (Block(start=0, groups=2, size=16), Block(start=32, groups=1, size=8))
+        (Block(start=0, groups=2, size=16, missing=0), Block(start=32, groups=1, size=8, missing=0))
         """
         if num_channels < 1:
             raise ValueError(
@@ -139,6 +146,16 @@ class Area:
         full, rest = num_channels // size, num_channels % size  # divmod cannot be traced
         blocks = (Block(0, full, size),)
         return (*blocks, Block(full * size, 1, rest)) if rest else blocks
+
+    def whole(self, num_channels: int) -> Block:
+        """Return all channels as one block, whose last group may be missing some.
+
+        >>> batch(group_size=16).whole(40)
+        Block(start=0, groups=3, size=16, missing=8)
+        """
+        blocks = self.partition(num_channels)
+        groups, size = sum(block.groups for block in blocks), blocks[0].size
+        return Block(0, groups, size, groups * size - num_channels)
 
     def problem_shape(self, block: Block, batch: int, positions: int) -> tuple[int, int, int]:
         """(b, d, m) for one block of an input with ``batch`` examples and ``positions`` spatial

@@ -178,7 +178,7 @@ def check_count(
     """
     if statistics is not None or not plan.operation.centers or plan.group or x.numel() == 0:
         return
-    _, _, _, m = plan.problem_shapes(*areas.flat_shape(x))[0]
+    _, _, _, m = plan.problem_shapes(x)[0]
     if m == 1:
         advice = "use a larger input"
         if plan.area.spans_batch and not training:

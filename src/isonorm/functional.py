@@ -195,7 +195,7 @@ def _explicit(x: Tensor, recovery: Recovery, plan: Plan, residual: Tensor | None
     color = recovery.color if isinstance(recovery, Coloring) else None
     weight = recovery.weight if isinstance(recovery, Affine) else None
     y, saved = autograd.run(x, weight, recovery.bias, color, plan, residual)
-    problems = list(explicit.unpack(saved, plan, *areas.flat_shape(x)))
+    problems = list(explicit.unpack(saved, plan, x))
     count = problems[0].m if saved.count is None or not plan.group else saved.count
     statistics = Statistics(
         count, join_vectors([p.mean for p in problems]), join_matrices([p.cov for p in problems])

@@ -29,6 +29,7 @@ SHAPES = [
     pytest.param((3, 40, 7, 9), 16, id="odd-positions-half-group-left"),
     pytest.param((7, 5, 6), 2, id="expanded-cotangent-remainder-of-1"),
     pytest.param((6, 20, 9, 9), 20, id="group-not-a-power-of-two"),
+    pytest.param((5, 72, 3, 5), 64, id="last-group-of-8-beside-64"),
 ]
 OPERATIONS = [
     operation.standardize(),

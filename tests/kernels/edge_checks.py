@@ -218,7 +218,7 @@ def check_long_walks() -> None:
         for shape, memory in (((45, 16, 10, 5), "channels_last"), ((33, 16, 14, 10), "nchw")):
             x, *_ = make_inputs(shape, torch.float16, memory)
             x = x.flatten(2)
-            block, *_ = plan.problem_shapes(*x.shape)[0]
+            block, *_ = plan.problem_shapes(x)[0]
             found = layout(x.shape, x.stride(), x.dtype, x.device, block, plan, "highest")
             for name in ("apply_kernel", "backward_apply_kernel"):
                 *_, front, front_tiles = found.launcher(name, {}).numbers
@@ -238,7 +238,7 @@ def check_sizes_that_are_known() -> None:
     plan = make_plan(area.batch(13), operation.whiten("newton", 3), 1e-5, "", "triton")
 
     def is_known(x) -> bool:
-        block, *_ = plan.problem_shapes(*x.shape)[0]
+        block, *_ = plan.problem_shapes(x)[0]
         found = layout(x.shape, x.stride(), x.dtype, x.device, block, plan, "highest")
         return bool(found.constants["KNOWN"])
 
@@ -264,7 +264,7 @@ def check_roots_for_bfloat16() -> None:
         where, newton = area.batch(size), operation.whiten("newton", steps)
         plan = make_plan(where, newton, 1e-2, "", "triton")
         x = torch.randn(n, groups * size, 1, device=DEVICE, dtype=torch.bfloat16)
-        block, b, d, m = plan.problem_shapes(*x.shape)[0]
+        block, b, d, m = plan.problem_shapes(x)[0]
         run = find_pass(x, block, plan, Kinds(torch.float32, None, None))
         assert run.root is not None and run.gradients is not None
         lay = run.lay

@@ -25,6 +25,8 @@ LAYERS = [
     (isonorm.BatchNorm, {"act": "relu"}, False),
     (isonorm.BatchNorm, {"running": "whitening", "track_running_stats": True}, True),
     (isonorm.IterNorm, {"group_size": 4, "track_running_stats": False}, False),
+    (isonorm.IterNorm, {"group_size": 3}, False),  # a last group of 2
+    (isonorm.IterNorm, {"group_size": 5, "running": "whitening", "act": "relu"}, True),
 ]
 
 
@@ -59,13 +61,40 @@ def check_fast_path(number: int, dtype=torch.float32, layout="channels_last") ->
     other = copy.deepcopy(layer)
     got = two_steps(layer, x, dy, residual)
     assert any(layer._answers.values()), "the fast path was not taken"
-    with patch.object(fast_path, "train", lambda *_: None):
+    nothing = {"train": lambda *_: None, "evaluate": lambda *_: None}
+    with patch.multiple(fast_path, **nothing):
         want = two_steps(other, x, dy, residual)
     assert not other._answers
     for g, w in zip(got, want, strict=True):
         assert g.dtype == w.dtype and g.stride() == w.stride()
         # The same formulas, but compiled apart for W, whose last bits may differ.
         assert relative_error(g, w.double()) < TOLERANCE[dtype]
+
+
+def check_eval(number: int, dtype=torch.float32, layout="channels_last") -> None:
+    """The kernel's eval against the general path's, which a wanted gradient still takes."""
+    kind, options, with_residual = LAYERS[number]
+    x, _, residual = make((6, 8, 5, 3), dtype, layout)
+    residual = residual if with_residual else None
+    layer = kind(8, **options, device=DEVICE)
+    layer(x, residual=residual)
+    layer.eval()
+    answers = dict(layer._answers)
+    y = layer(x.clone().requires_grad_(), residual=residual)
+    keeps = layer.running_mean is not None
+    assert y.requires_grad and (layer._answers == answers or not keeps)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            got = layer(x, residual=residual)
+        assert layer._answers != answers, "the kernel was not taken"
+        assert got.dtype == y.dtype and got.stride() == y.stride()
+        assert relative_error(got, y.double()) < TOLERANCE[dtype]
+    with torch.no_grad():
+        layer(x, residual=residual)
+        for buffer in layer.buffers():  # whoever writes to a statistic changes the next output
+            buffer.mul_(2)
+        want = layer(x.double(), residual=None if residual is None else residual.double())
+        assert relative_error(layer(x, residual=residual), want) < TOLERANCE[dtype]
 
 
 def check_what_changes() -> None:

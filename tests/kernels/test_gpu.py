@@ -38,6 +38,7 @@ from tests.kernels.edge_checks import (
 from tests.kernels.fast_path_checks import (
     LAYERS,
     check_compiled,
+    check_eval,
     check_fast_path,
     check_negated,
     check_operators,
@@ -122,6 +123,7 @@ def test_fused_operators() -> None:
 @pytest.mark.parametrize("number", range(len(LAYERS)))
 def test_the_fast_path_is_the_general_path(number, dtype, layout) -> None:
     check_fast_path(number, dtype, layout)
+    check_eval(number, dtype, layout)
 
 
 @pytest.mark.gpu

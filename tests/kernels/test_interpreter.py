@@ -110,6 +110,7 @@ check_fused_operators()
 for number in range(len(LAYERS)):
     dtype = (torch.float32, torch.float16)[number % 2]
     check_fast_path(number, dtype, ("nchw", "channels_last")[number // 2 % 2])
+    check_eval(number, dtype, ("nchw", "channels_last")[number // 2 % 2])
 check_what_changes()
 check_what_is_replaced()
 check_saved_tensors()

@@ -64,7 +64,7 @@ def test_kernels_that_sum_start_when_all_before_is_done(overlap, monkeypatch):
     monkeypatch.setattr("isonorm.kernels.gpu.layout.overlaps", lambda device: overlap)
     plan = make_plan(area.batch(64), operation.whiten("newton", 5), 1e-5, "", "triton")
     x = torch.empty(8, 128, 49, dtype=torch.bfloat16)
-    block, *_ = plan.problem_shapes(*x.shape)[0]
+    block, *_ = plan.problem_shapes(x)[0]
     found = layout(tuple(x.shape), x.stride(), x.dtype, x.device, block, plan, "high")
     early = {name: found.launcher(name, {}).early for name in AHEAD}
     assert early == {

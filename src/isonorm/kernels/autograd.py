@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..activation import finish
-from ..area import flat, flat_shape
+from ..area import flat
 from ..statistics import working_dtype
 from ..symbolic import is_traced
 from . import explicit, reference
@@ -213,7 +213,7 @@ def _owned(t: Tensor) -> Tensor:
 
 def _fake_forward(x, weight, bias, color, residual, plan):
     decoded = Plan.decode(plan)
-    shapes = decoded.problem_shapes(*flat_shape(x))
+    shapes = decoded.problem_shapes(x)
     dtype = working_dtype(x)
 
     def packed(*shapes: tuple[int, ...]) -> Tensor:

@@ -145,7 +145,7 @@ def choose(
             backend, reason = "torch", _why_not_native(area, operation, x)
         else:
             colors = isinstance(recovery, Coloring)
-            backend, reason = "torch", _why_not_triton(area, operation, x, colors)
+            backend, reason = "torch", why_not_triton(area, operation, x, colors)
     if reason is None:
         return Choice(fast, "asked for" if _requested == fast else _what_is_there(fast))
     if _requested == fast:
@@ -232,8 +232,8 @@ def _is_mostly_padding(x: Tensor, area: Area) -> bool:
     return x.numel() // size * NATIVE_PADDING + problems * NATIVE_PADDING**3 > MOST_PADDED_WORK
 
 
-def _why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -> str | None:
-    """What keeps the kernels from running, if anything."""
+def why_not_triton(area: Area, operation: Operation, x: Tensor, colors: bool) -> str | None:
+    """Return what keeps the kernels from running, if anything."""
     if not x.is_cuda and not INTERPRETING:
         return f"the input is on {x.device.type}, and the kernels need a CUDA or ROCm GPU"
     if not HAS_TRITON:

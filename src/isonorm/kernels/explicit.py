@@ -137,7 +137,7 @@ def forward(
 ) -> tuple[Tensor, Saved]:
     """Steps 1 to 3 on an (N, C, *) tensor."""
     steps, whole, x = _steps(plan.backend), x, _dense(x, plan)
-    shapes = plan.problem_shapes(*x.shape)
+    shapes = plan.problem_shapes(x)
     residual = None if residual is None else _walkable(flat(residual), x, plan)
     works = [steps.prepare(x, block, plan, recovery, residual) for block, *_ in shapes]
     count = None
@@ -216,7 +216,7 @@ def backward(
     steps, dtype = _steps(plan.backend), working_dtype(x)
     g = torch.empty_like(x) if has_residual and plan.act else None
     whole, x = x, _dense(x, plan)
-    problems = list(unpack(saved, plan, *x.shape))
+    problems = list(unpack(saved, plan, x))
     dy = _walkable(flat(dy), x, plan)
     extra = None if extra is None else _walkable(flat(extra), x, plan)
     through = None if g is None else flat(g)
@@ -276,9 +276,9 @@ def _joined(parameter: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor 
     return torch.cat(padded).to(parameter.dtype)
 
 
-def unpack(saved: Saved, plan: Plan, *input_shape: int) -> Iterator[Problem]:
-    """The blocks of an (N, C, S) input with their parts of what forward saved."""
-    shapes = plan.problem_shapes(*input_shape)
+def unpack(saved: Saved, plan: Plan, x: Tensor) -> Iterator[Problem]:
+    """The blocks of an (N, C, *) input with their parts of what forward saved."""
+    shapes = plan.problem_shapes(x)
     if len(shapes) == 1:
         yield Problem(*shapes[0], saved.mean, saved.cov, saved.w, saved.memo)
         return

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..area import flat_shape
 from . import choice
 from .autograd import as_stored, differentiable_backward, fake_gradients, is_batched
 from .explicit import extra_to_save, is_dense
@@ -21,13 +20,13 @@ from .operators import register, surroundings
 from .plan import Plan
 
 if TYPE_CHECKING:
-    from .gpu.fast_path import Averages, Averaging, Prepared
+    from .gpu.fast_path import Averages, Averaging, Map, Prepared
 
 
 def is_open(x: Tensor) -> bool:
-    """Whether the fast path is available: Triton is installed and not overruled by ``backend``, the
-    input is a plain tensor on the current GPU (or the interpreter stands in for one), stored as it
-    is, and no compiler, tracer, transform, forward mode or inference mode is active.
+    """Return whether the fast path is available: Triton is installed and not overruled by
+    ``backend``, the input is a plain tensor on the current GPU (or the interpreter stands in for
+    one), stored as it is, and no compiler, tracer, transform or forward mode is active.
     """
     if torch.compiler.is_compiling() or not (x.is_cuda or choice.INTERPRETING):
         return False
@@ -35,7 +34,7 @@ def is_open(x: Tensor) -> bool:
         return False
     if choice.is_watched(x) or x.is_neg() or choice.requested() not in ("auto", "triton"):
         return False
-    if choice.why_not_explicit() is not None or torch.is_inference_mode_enabled():
+    if choice.why_not_explicit() is not None:
         return False
     return not x.is_cuda or x.get_device() == torch._C._cuda_getDevice()
 
@@ -50,19 +49,42 @@ def fits(
     """Whether such an input can take the fast path."""
     if not plan.area.spans_batch or plan.area.features != "channels" or plan.group:
         return False
-    shapes = plan.problem_shapes(*flat_shape(x))
+    shapes = plan.problem_shapes(x)
     _, _, d, m = shapes[0]
-    if len(shapes) > 1 or m < 2 or x.numel() == 0 or not is_dense(x):
+    if len(shapes) > 1 or m < 2:
         return False
     if "d" in plan.area.roles and not plan.fuses_root(d, x.device):
         return False
-    given = [t for t in (weight, bias) if t is not None]
-    if any(t.device != x.device or not t.is_contiguous() for t in given):
+    return can_walk(x, weight, bias, residual=residual)
+
+
+def can_walk(x: Tensor, *given: Tensor | None, residual: Tensor | None = None) -> bool:
+    """Return whether kernels can take an input as it lies, a residual beside it, and small tensors
+    on its device.
+    """
+    if x.numel() == 0 or not is_dense(x):
+        return False
+    if any(t is not None and (t.device != x.device or not t.is_contiguous()) for t in given):
         return False
     if residual is None:
         return True
     like = residual.shape == x.shape and residual.stride() == x.stride()
     return like and residual.device == x.device
+
+
+def prepare_map(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    plan: Plan,
+) -> Map:
+    """Return what step 3 alone needs for such an input, its W and μ being given."""
+    from .gpu.fast_path import Map
+    from .gpu.passes import Kinds
+
+    kinds = Kinds(*(None if t is None else t.dtype for t in (weight, bias, residual)))
+    return Map(x, plan, kinds)
 
 
 def prepare(
@@ -143,7 +165,7 @@ def traced(
 ) -> tuple[Tensor, list[Tensor]]:
     """The same for a compiler: y, and μ, Σ and W, packed, without a gradient."""
     y, keep = _train_op(x, weight, bias, residual, plan.encode())
-    return y, plan.kept(*flat_shape(x), x.device).cut(keep.detach())[:3]
+    return y, plan.kept(x).cut(keep.detach())[:3]
 
 
 def _remembered(x, weight, bias, residual, plan: Plan) -> tuple[Tensor, Prepared]:
@@ -185,7 +207,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _fake_train(x, weight, bias, residual, plan):
-    size = Plan.decode(plan).kept(*flat_shape(x), x.device).size
+    size = Plan.decode(plan).kept(x).size
     return torch.empty_like(x), x.new_empty(size, dtype=torch.float32)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..area import Area, Block
+from ..area import Area, Block, flat_shape
 from ..operation import Operation
 from ..roots import DEFAULT_STEPS, Recurrence, Root
 from ..roots.recurrence import UNWATCHED_STEPS
@@ -123,7 +123,7 @@ class Plan:
     act: str = ""
     #: What an implementation has settled for the shapes it has seen.
     passes: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
-    _shapes: dict[tuple[int, int, int], list[tuple[Block, int, int, int]]] = field(
+    _shapes: dict[tuple, list[tuple[Block, int, int, int]]] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -147,24 +147,24 @@ class Plan:
         """Whether γ multiplies the rows of W; otherwise it acts per channel, along the samples."""
         return self.area.features == "channels"
 
-    def problem_shapes(
-        self, batch: int, channels: int, positions: int
-    ) -> list[tuple[Block, int, int, int]]:
-        """(block, b, d, m) for each block of an (N, C, S) input."""
-        key = (batch, channels, positions)
-        if torch.compiler.is_compiling() or any(type(n) is not int for n in key):
+    def problem_shapes(self, x: Tensor) -> list[tuple[Block, int, int, int]]:
+        """Return (block, b, d, m) for each block of an (N, C, *) input."""
+        key = (*flat_shape(x), x.device)
+        if torch.compiler.is_compiling() or any(type(n) is not int for n in key[:3]):
             return self._problem_shapes(*key)  # a compiler's sizes are symbols
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()
-            found = self._shapes[key] = self._problem_shapes(batch, channels, positions)
+            found = self._shapes[key] = self._problem_shapes(*key)
         return found
 
     def _problem_shapes(
-        self, batch: int, channels: int, positions: int
+        self, batch: int, channels: int, positions: int, device: torch.device
     ) -> list[tuple[Block, int, int, int]]:
         blocks = self.area.partition(channels)
+        if len(blocks) > 1 and self.area.spans_batch and self.fuses_root(blocks[0].size, device):
+            blocks = (self.area.whole(channels),)  # kernels mask a shorter last group
         return [(block, *self.area.problem_shape(block, batch, positions)) for block in blocks]
 
     def fuses_root(self, d: int, device: torch.device) -> bool:
@@ -190,10 +190,10 @@ class Plan:
             return (0 if root.name == "polar" else newton, b, d, d)
         return (0,) if root is None else root.memo_shape(b, d)
 
-    def kept(self, batch: int, channels: int, positions: int, device: torch.device) -> Packing:
+    def kept(self, x: Tensor) -> Packing:
         """What ``gpu.fast_path`` keeps of its one block: μ, Σ, W and the root's memo."""
-        _, b, d, _ = self.problem_shapes(batch, channels, positions)[0]
-        memo = self.memo_shape(b, d, device) if self.fuses_root(d, device) else (0,)
+        _, b, d, _ = self.problem_shapes(x)[0]
+        memo = self.memo_shape(b, d, x.device) if self.fuses_root(d, x.device) else (0,)
         return Packing(b * d, b * d * d, b * d * d, prod(memo))
 
     def encode(self) -> str:

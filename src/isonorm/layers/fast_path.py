@@ -7,23 +7,23 @@ straight to the kernels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..activation import effective
-from ..area import flat_shape
 from ..checks import DTYPES, check_momentum, check_options, check_recovery
 from ..kernels import choose, fast_path
-from ..kernels.choice import float32_precision, has_room_for_activation
+from ..kernels.choice import float32_precision, has_room_for_activation, why_not_triton
 from ..kernels.plan import Plan, make_plan
 from ..recovery import Affine
 from ..statistics import Statistics
 from .running import RunningTransform
 
 if TYPE_CHECKING:
-    from ..kernels.gpu.fast_path import Averages, Averaging, Prepared
+    from ..kernels.gpu.fast_path import Averages, Averaging, Map, Prepared
     from .normalize import Normalize
 
 #: Different inputs that a layer remembers the answers for.
@@ -37,7 +37,7 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
     """
     if torch.compiler.is_compiling():
         return _train_traced(norm, x, residual)
-    if not fast_path.is_open(x):
+    if not fast_path.is_open(x) or torch.is_inference_mode_enabled():
         return None
     if residual is not None and (type(residual) is not Tensor or residual.is_neg()):
         return None
@@ -58,15 +58,73 @@ def train(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
         key += (*_kind(mean), *_kind(matrix), *_kind(batches))
     if residual is not None:
         key += residual.shape, *_kind(residual)
+    found = _remembered(norm, key, lambda: _prepare(norm, x, residual, averages))
+    if found is None:
+        return None
+    return fast_path.run(found, x, weight, bias, residual, averages)
+
+
+def evaluate(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | None:
+    """Return the layer's output in eval; None where the general path must be taken: where a
+    gradient is wanted, or kernels do not fit.
+    """
+    if torch.compiler.is_compiling() or not fast_path.is_open(x):
+        return None
+    if residual is not None and (type(residual) is not Tensor or residual.is_neg()):
+        return None
+    parameters, mean = norm._parameters, norm._buffers["running_mean"]
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    given = (x, weight, bias, residual)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
+        return None
+    w = norm.transform_for_eval()
+    key = (
+        x.shape, x.stride(), x.dtype, x.get_device(), float32_precision(), "eval",
+        norm.act, norm.operation, *_kind(weight), *_kind(bias), *_kind(w), *_kind(mean),
+        residual is None,
+    )  # fmt: skip
+    if residual is not None:
+        key += residual.shape, *_kind(residual)
+    found = _remembered(norm, key, lambda: _prepare_map(norm, x, w, mean, residual))
+    return None if found is None else found(x, w, mean, weight, bias, residual)
+
+
+def _remembered(norm: Normalize, key: tuple, prepare: Callable[[], Any]) -> Any:
+    """Return what was prepared for a key, or prepare it; None where nothing can be."""
     answers = norm._answers
     found = answers.get(key, _UNKNOWN)
     if found is _UNKNOWN:
         if len(answers) >= MOST_ANSWERS:
             answers.clear()
-        found = answers[key] = _prepare(norm, x, residual, averages)
-    if found is None:
+        found = answers[key] = prepare()
+    return found
+
+
+def _prepare_map(
+    norm: Normalize, x: Tensor, w: Tensor, mean: Tensor | None, residual: Tensor | None
+) -> Map | None:
+    if norm._recovery_class not in (None, Affine) or norm.area.features != "channels":
         return None
-    return fast_path.run(found, x, weight, bias, residual, averages)
+    if not _is_as_written(norm) or not {"weight", "bias"} <= norm._parameters.keys():
+        return None
+    if x.dim() < 2 or x.numel() == 0 or x.dtype not in DTYPES:
+        return None
+    if why_not_triton(norm.area, norm.operation, x, colors=False) is not None:
+        return None
+    if w.shape != norm._matrix_shape or mean is None or mean.shape != (norm._num_means,):
+        return None
+    if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (w, mean)):
+        return None
+    check_options(norm.eps, norm.act)
+    check_recovery(norm.recovery, norm.area, x)
+    act = effective(norm.act)
+    if act and not has_room_for_activation(norm.operation, norm.area, x):
+        return None
+    plan = make_plan(norm._applied_area, norm.operation, norm.eps, "", "triton", act)
+    given = (*_parameters(norm), residual)
+    if not fast_path.can_walk(x, w, mean, *_parameters(norm), residual=residual):
+        return None
+    return fast_path.prepare_map(x, *given, plan)
 
 
 def _kind(tensor: Tensor | None) -> tuple:
@@ -165,7 +223,7 @@ def _train_traced(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor
     if plan is None:
         return None
     y, (mean, cov, w) = fast_path.traced(x, *_parameters(norm), residual, plan)
-    _, b, d, m = plan.problem_shapes(*flat_shape(x))[0]
+    _, b, d, m = plan.problem_shapes(x)[0]
     statistics = Statistics(m, mean.view(b, d), cov.view(b, d, d))
     norm.commit(statistics, w.view(b, d, d))
     return y

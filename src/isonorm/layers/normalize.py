@@ -160,6 +160,9 @@ class Normalize(RunningTransform):
             return call
         self._check_channels(x)
         if self.uses_running_statistics:
+            y = fast_path.evaluate(self, x, residual)
+            if y is not None:
+                return y
             return functional.apply_transform(
                 x, self.transform_for_eval(), self.mean_for_eval(), self.recovery,
                 self._applied_area, act=self.act, residual=residual,

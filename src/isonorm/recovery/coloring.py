@@ -35,9 +35,14 @@ class Coloring(NamedTuple):
         }
 
     def matrix(self, block: Block) -> Tensor:
-        """Γ of a block's groups, (K, c, c)."""
+        """Return Γ of a block's groups, (K, c, c); zeros for channels that the last is missing."""
         first = block.start // self.color.shape[-1]
-        return self.color[first : first + block.groups, : block.size, : block.size]
+        color = self.color[first : first + block.groups, : block.size, : block.size]
+        if not block.missing:
+            return color
+        there = torch.arange(block.groups * block.size, device=color.device) < block.count
+        there = there.view(block.groups, block.size)
+        return torch.where(there.unsqueeze(-1) & there.unsqueeze(-2), color, 0)
 
     def fold(self, w: Tensor, block: Block) -> Tensor:
         """Γ·W for the (…, K, c, d) rows of a block whose features are its channels."""

@@ -36,6 +36,28 @@ class Averaging(NamedTuple):
     unbiased: float  # what a covariance is multiplied by
 
 
+class Map:
+    """y = act(A(x − μ) + β + residual) for a W and a μ that are given, as in eval: one launch."""
+
+    def __init__(self, x: Tensor, plan: Plan, kinds: Kinds) -> None:
+        x = flat(x)
+        self.kernel = find_pass(x, plan.area.whole(x.shape[1]), plan, kinds).apply
+
+    def __call__(
+        self,
+        x: Tensor,
+        w: Tensor,
+        mean: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        y = torch.empty_like(x)
+        given = [x if t is None else t for t in (weight, bias, residual)]
+        self.kernel(x, y, w, mean, *given)
+        return y
+
+
 class Prepared:
     """The step for one plan, one shape of input, and one kind of parameters."""
 
@@ -47,7 +69,7 @@ class Prepared:
         averaged: Averaging | None = None,
     ) -> None:
         whole, x = x, flat(x)
-        block, *_ = plan.problem_shapes(*x.shape)[0]
+        block, *_ = plan.problem_shapes(x)[0]
         self.plan = plan
         self.stride, self.device = whole.stride(), whole.get_device()
         self.run: Pass = find_pass(x, block, plan, kinds)
@@ -63,7 +85,7 @@ class Prepared:
             back.sums, back.sum_sums, self.gradients, back.backward_apply, back.backward_rest
         )
         vector, square = run.b * run.d, run.b * run.d * run.d
-        self.kept = plan.kept(x.shape[0], x.shape[1], x.shape[2], x.device)
+        self.kept = plan.kept(x)
         self.num_parts = run.moments.grid[1] * run.lay.row
         self.num_parts_of_sums = back.sums.grid[1] * run.lay.row
         self.scratch = Packing(square, square, vector)

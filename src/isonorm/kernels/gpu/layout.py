@@ -109,7 +109,7 @@ def walk(shape: tuple[int, ...], stride: tuple[int, ...], block: Block, plan: Pl
     """
     n, _, s = shape
     sn, sc, ss = stride
-    channels = block.groups * block.size
+    channels = block.count
     if plan.area.features == "groups" and "d" in plan.area.roles:
         (outer, so), (inner, si) = sorted([(block.size, sc), (s, ss)], key=lambda axis: -axis[1])
         return Walk(n, block.groups, outer, inner, sn, block.size * sc, so, si)
@@ -303,6 +303,8 @@ def layout(
     if known:
         run, align = s, sc
     groups = triton.cdiv(features, size)
+    # Triton sees by itself what is divisible by 16.
+    grain = gcd(ss, features, size, 16) if sc == 1 and ss % 16 else 1
     constants: dict[str, object] = {
         "D": d,
         "SPAN": span,
@@ -316,6 +318,7 @@ def layout(
         "RUN": run,
         "ALIGN": align,
         "WIDTH": width,
+        "GRAIN": grain,
         "NEAR": ss < sc and not one_by_one,
         "AHEAD": ahead,
         "OVERLAP": overlaps(device),
@@ -336,7 +339,7 @@ def layout(
         32 if one_by_one else 16,
         product_precision(dtype, promote, precision),
         multiprocessors(device),
-        (n, s // run, sn, sc // align, ss, se, features, size, groups),
+        (n, s // run, sn, sc // align, ss // grain, se, features // grain, size // grain, groups),
         constants,
     )
 

@@ -115,7 +115,7 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
     elif diagonal:
         small = _standardizing(lay, m, plan, gain)
     else:
-        small = _whitening(lay, shape, x, plan, gain)
+        small = _whitening(lay, shape, x, plan, gain, block.missing)
     affine: Constants = gain | {"BIAS": kinds.bias is not None}
     fused: Constants = affine | {"ACT": plan.act}
     # A residual's gradient has been through the activation when step 6 sees it.
@@ -186,13 +186,14 @@ def _standardizing(lay: Layout, m: int, plan: Plan, gain: Constants) -> _Small:
 
 
 def _whitening(
-    lay: Layout, shape: tuple[int, int, int], x: Tensor, plan: Plan, gain: Constants
+    lay: Layout, shape: tuple[int, int, int], x: Tensor, plan: Plan, gain: Constants, missing: int
 ) -> _Small:
     b, d, m = shape
+    features = b * d - missing
     center: Constants = {"CENTER": plan.operation.centers, "ONE_SIDED": lay.one_sided}
     places: Constants = {"D": padded(d), "WIDE": lay.d, "SPAN": lay.span}
     constants = center | places | {"num_warps": 4}
-    statistics = _launcher(statistics_kernel, b, (m, b * d, d), constants, lay)
+    statistics = _launcher(statistics_kernel, b, (m, features, d), constants, lay)
     if not plan.fuses_root(d, x.device):
         return _Small(statistics)
     recurrence = plan.root(d, x.device)
@@ -204,6 +205,7 @@ def _whitening(
     if short and (x.dtype == torch.bfloat16 or lay.precision == "tf32"):
         backward = "float16"  # what becomes of gradients in bfloat16, or in TF32, needs no more
     half = short and x.dtype == torch.bfloat16
+    ragged: Constants = {"RAGGED": missing > 0}
     if half:
         forward = "float16"  # W meets x in bfloat16, whose rounding loses several times as much
     derivative = cubic_steps() if recurrence.name == "polar" else recurrence.steps
@@ -212,18 +214,19 @@ def _whitening(
         _launcher(
             root_kernel,
             b,
-            (plan.eps, 0.0, 1.0, m, b * d, d),
+            (plan.eps, 0.0, 1.0, m, features, d),
             center
             | places
             | NO_AVERAGE
+            | ragged
             | _root_constants(recurrence, recurrence.steps, d, forward, half),
             lay,
         ),
         _launcher(
             root_backward_kernel,
             b,
-            (m, plan.eps, b * d, d, lay.groups * lay.span),
-            gain | places | _root_constants(recurrence, derivative, d, backward, half),
+            (m, plan.eps, features, d, lay.groups * lay.span),
+            gain | places | ragged | _root_constants(recurrence, derivative, d, backward, half),
             lay,
         ),
     )

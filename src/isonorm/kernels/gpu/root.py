@@ -22,6 +22,27 @@ def _matrix_offsets(i_group, size, D: tl.constexpr):
 
 
 @triton.jit
+def _features(i_group, channels, size, m, D: tl.constexpr, RAGGED: tl.constexpr):
+    """The places of a group's features among all, and the masks of those that it has: of its
+    vectors and of its matrix. RAGGED: the last group has fewer than ``size``.
+    """
+    i_channel = tl.arange(0, D)
+    i_global = i_group * size + i_channel
+    m_channel = (i_channel < size) & (i_global < channels)
+    if RAGGED:
+        m = m_channel[:, None] & m_channel[None, :]
+    return i_global, m_channel, m
+
+
+@triton.jit
+def _with_identity(b, m_own, diagonal, RAGGED: tl.constexpr):
+    """A matrix with the identity's entries where a group has no features."""
+    if RAGGED:
+        b = tl.where(m_own, b, tl.where(diagonal, 1.0, 0.0))
+    return b
+
+
+@triton.jit
 def _normalized(b_cov, b_variance, diagonal, m_channel, eps, FROBENIUS: tl.constexpr):
     """Σ_N = (Σ + εI)/s and s, given Σ's diagonal, too: a few numbers are quickly added."""
     b_sigma = b_cov + tl.where(diagonal, eps, 0.0)
@@ -51,31 +72,30 @@ def _places_in_sums(i_group, groups, size, D: tl.constexpr, WIDE: tl.constexpr, 
 def _statistics(
     p_total, p_mean, p_cov, i_group, groups, count, channels, size,
     D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
-    ONE_SIDED: tl.constexpr,
+    ONE_SIDED: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """μ and Σ of a group from its sums about the pivot, which lies where μ will; Σ and its diagonal
     are returned. Of ONE_SIDED second sums only the symmetric part counts.
     """
-    i_channel = tl.arange(0, D)
-    i_global = i_group * size + i_channel
-    m_channel = (i_channel < size) & (i_global < channels)
+    o, m, diagonal = _matrix_offsets(i_group, size, D)
+    i_global, m_channel, m_own = _features(i_group, channels, size, m, D, RAGGED)
+    m_stored = tl.arange(0, D) < size
     o_first, o_second, o_diagonal = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
     share = 1.0 / count
-    b_delta = tl.load(p_total + o_first, mask=i_channel < size, other=0.0) * share
+    b_delta = tl.load(p_total + o_first, mask=m_channel, other=0.0) * share
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0) + b_delta
     if not CENTER:
         b_mean = tl.zeros_like(b_mean)
         b_delta = tl.zeros_like(b_delta)
     tl.debug_barrier()  # every thread has read the pivot before any overwrites it
-    tl.store(p_mean + i_global, b_mean, mask=m_channel)
-    o, m, _ = _matrix_offsets(i_group, size, D)
-    b_cov = tl.load(p_total + o_second, mask=m, other=0.0) * share
+    tl.store(p_mean + i_global, b_mean, mask=m_stored)
+    b_cov = tl.load(p_total + o_second, mask=m_own, other=0.0) * share
     if ONE_SIDED:
         b_cov = 0.5 * (b_cov + tl.trans(b_cov))
     b_cov -= b_delta[:, None] * b_delta[None, :]
-    tl.store(p_cov + o, b_cov, mask=m)
-    b_variance = tl.load(p_total + o_diagonal, mask=i_channel < size, other=0.0) * share
-    return tl.where(m, b_cov, 0.0), b_variance - b_delta * b_delta
+    tl.store(p_cov + o, _with_identity(b_cov, m_own, diagonal, RAGGED), mask=m)
+    b_variance = tl.load(p_total + o_diagonal, mask=m_channel, other=0.0) * share
+    return tl.where(m_own, b_cov, 0.0), b_variance - b_delta * b_delta
 
 
 @triton.jit
@@ -89,7 +109,7 @@ def statistics_kernel(
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     _statistics(
         p_total, p_mean, p_cov, i_group, groups, count, channels, size,
-        D, WIDE, SPAN, CENTER, ONE_SIDED,
+        D, WIDE, SPAN, CENTER, ONE_SIDED, False,
     )  # fmt: skip
 
 
@@ -100,7 +120,7 @@ def root_kernel(
     CENTER: tl.constexpr, ONE_SIDED: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
     PRECISION: tl.constexpr, HALF_MEMO: tl.constexpr, AVERAGE: tl.constexpr,
-    WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
+    WHOLE: tl.constexpr, RAGGED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step 2: W = P_T(Σ_N)/√s, and the memo; μ and Σ on the way, and their running averages."""
     take_turn(OVERLAP)
@@ -111,24 +131,22 @@ def root_kernel(
     b_eye = tl.where(diagonal, 1.0, 0.0)
     b_cov, b_variance = _statistics(
         p_total, p_mean, p_cov, i_group, groups, count, channels, size,
-        D, WIDE, SPAN, CENTER, ONE_SIDED,
+        D, WIDE, SPAN, CENTER, ONE_SIDED, RAGGED,
     )  # fmt: skip
-    m_own = tl.arange(0, D) < size
-    b_z, s = _normalized(b_cov, b_variance, diagonal & m, m_own, eps, FROBENIUS)
+    i_global, m_channel, m_own = _features(i_group, channels, size, m, D, RAGGED)
+    b_z, s = _normalized(b_cov, b_variance, diagonal & m_own, m_channel, eps, FROBENIUS)
     if QUINTIC:
         b_p = polar(b_z, b_eye, STEPS, PRECISION)
     else:
         b_p = newton(p_memo, b_z, b_eye, groups, size, o, m, STEPS, PRECISION, HALF_MEMO)
-    b_w = b_p * (1.0 / tl.sqrt(s))
+    b_w = _with_identity(b_p * (1.0 / tl.sqrt(s)), m_own, diagonal, RAGGED)
     tl.store(p_w + o, b_w, mask=m)
     if AVERAGE != "":
-        i_channel = tl.arange(0, D)
-        i_global = i_group * size + i_channel
-        m_channel = (i_channel < size) & (i_global < channels)
         tl.debug_barrier()  # the mean lies where other threads have put it
         b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
         move(p_running_mean + i_global, b_mean, m_channel, momentum)
-        move(p_running + o, b_cov * unbiased if AVERAGE == "covariance" else b_w, m, momentum)
+        b_new = b_cov * unbiased if AVERAGE == "covariance" else b_w
+        move(p_running + o, b_new, m_own, momentum)
         count_batch(p_batches, i_group)
 
 
@@ -138,7 +156,7 @@ def root_backward_kernel(
     p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
     STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
     QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    HALF_MEMO: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
+    HALF_MEMO: tl.constexpr, WHOLE: tl.constexpr, RAGGED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m. STEPS are those of the derivative."""
     take_turn(OVERLAP)
@@ -147,16 +165,15 @@ def root_backward_kernel(
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     i_channel = tl.arange(0, D)
-    i_global = i_group * size + i_channel
-    m_channel = (i_channel < size) & (i_global < channels)
+    i_global, m_channel, m_own = _features(i_group, channels, size, m, D, RAGGED)
     o_first, o_second, _ = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
     # Loads come first, so that one wait is enough for all.
-    b_dw = tl.load(p_total + o_second, mask=m, other=0.0)
+    b_dw = tl.load(p_total + o_second, mask=m_own, other=0.0)
     b_w = tl.load(p_w + o, mask=m, other=0.0)
-    b_cov = tl.load(p_cov + o, mask=m, other=0.0)
+    b_cov = tl.load(p_cov + o, mask=m_own, other=0.0)
     o_diagonal = i_group.to(tl.int64) * size * size + i_channel * (size + 1)
-    b_variance = tl.load(p_cov + o_diagonal, mask=i_channel < size, other=0.0)
-    b_f = tl.load(p_total + o_first, mask=i_channel < size, other=0.0)
+    b_variance = tl.load(p_cov + o_diagonal, mask=m_channel, other=0.0)
+    b_f = tl.load(p_total + o_first, mask=m_channel, other=0.0)
     if WEIGHT:
         i_own = (i_group % groups_of_example) * size + i_channel
         b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
@@ -171,10 +188,11 @@ def root_backward_kernel(
         b_gain *= b_weight
     tl.store(p_a + o, b_a, mask=m)
     share = 1.0 / count
-    tl.store(p_shift + i_global, -tl.sum(b_a * b_f[:, None], 0) * share, mask=m_channel)
+    b_shift = -tl.sum(b_a * b_f[:, None], 0) * share
+    tl.store(p_shift + i_global, b_shift, mask=i_channel < size)
     inner = 0.5 * tl.sum(b_gain, 0)
 
-    b_sigma, s = _normalized(b_cov, b_variance, diagonal & m, i_channel < size, eps, FROBENIUS)
+    b_sigma, s = _normalized(b_cov, b_variance, diagonal & m_own, m_channel, eps, FROBENIUS)
     b_dz = 0.5 * (b_dw + tl.trans(b_dw))
     # at least what has a reciprocal in float32
     size_of_gradient = tl.maximum(tl.max(tl.abs(b_dz)), 1e-37)
@@ -187,9 +205,9 @@ def root_backward_kernel(
             p_memo, b_sigma, b_dz, groups, size, o, m, D, STEPS, PRECISION, HALF_MEMO
         )
     tl.debug_barrier()  # so that Σ is read again here, rather than in registers all the while
-    b_cov = tl.load(p_cov + o, mask=m, other=0.0)
+    b_cov = tl.load(p_cov + o, mask=m_own, other=0.0)
     b_grad = 0.5 * (b_dp + tl.trans(b_dp)) * (size_of_gradient / tl.sqrt(s))
-    b_sigma = (b_cov + tl.where(diagonal & m, eps, 0.0)) * (1.0 / s)
+    b_sigma = (b_cov + tl.where(diagonal & m_own, eps, 0.0)) * (1.0 / s)
     through = tl.sum(b_grad * b_sigma) + inner
     if FROBENIUS:
         b_grad -= through * b_sigma

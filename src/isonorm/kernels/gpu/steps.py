@@ -57,7 +57,7 @@ def prepare(
         *(None if t is None else t.dtype for t in (weight, bias, extra)), through=g is not None
     )
     run = find_pass(x, block, plan, kinds)
-    if block.groups * block.size != x.shape[1]:
+    if block.count != x.shape[1]:
         weight, bias = (None if t is None else t[block.channels] for t in (weight, bias))
         extra, g = (None if t is None else _part(t, block) for t in (extra, g))
         x = _part(x, block)
@@ -66,7 +66,7 @@ def prepare(
 
 def _part(t: Tensor, block: Block) -> Tensor:
     """A block's channels of an (N, C, S) tensor; itself where the block is all of them."""
-    return t if block.groups * block.size == t.shape[1] else t[:, block.channels]
+    return t if block.count == t.shape[1] else t[:, block.channels]
 
 
 def _sums_about_pivot(work: Work) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,11 @@ def moments(work: Work, plan: Plan) -> Statistics:
     x, run = work.x, work.run
     if x.numel() == 0:
         shapes = (run.b, run.d), (run.b, run.d, run.d)
-        return Statistics(0, *(x.new_zeros(shape, dtype=torch.float32) for shape in shapes))
+        mean, cov = (x.new_zeros(shape, dtype=torch.float32) for shape in shapes)
+        if work.block.missing:
+            rest = run.d - work.block.missing
+            cov[-1, rest:, rest:].fill_diagonal_(1.0)  # as kernels leave it
+        return Statistics(0, mean, cov)
     mean, total = _sums_about_pivot(work)
     if not run.several_channels:
         cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)

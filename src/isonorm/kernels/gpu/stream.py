@@ -33,8 +33,9 @@ OVERLAP: kernels begin before their predecessors end (see ``overlap``).
 
 ALIGN and RUN divide the channels' stride and a run's samples. These numbers are passed without
 them, so that the compiler sees how wide it may load, up to WIDTH samples; those of short runs are
-KNOWN altogether, and leave a 1. Every kernel takes all the constants of a layout, whether it has a
-use for them or not.
+KNOWN altogether, and leave a 1. GRAIN does the same for channels that lie side by side: it divides
+their number, a group's size and the samples' stride, where 16 does not. Every kernel takes all the
+constants of a layout, whether it has a use for them or not.
 
 Names: i_ index, o_ offset, m_ mask, p_ pointer, b_ block in registers.
 """
@@ -85,8 +86,8 @@ def moments_kernel(
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
     RAW: tl.constexpr, CENTER: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr,
     ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
-    AHEAD: tl.constexpr, EIGHTS: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr, EIGHTS: tl.constexpr, GRAIN: tl.constexpr, OVERLAP: tl.constexpr,
+    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 1: Σ(x − p) and Σ(x − p)(x − p)ᵀ about a pivot p, the mean of some of the group's
     samples: all programs wait for those, so they are few.
@@ -94,6 +95,7 @@ def moments_kernel(
     let_next_begin(OVERLAP)
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
+    ss, channels, size = whole(ss, GRAIN, I64), channels * GRAIN, size * GRAIN
     i_global, _, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
@@ -149,12 +151,13 @@ def apply_kernel(
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     ACT: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
     WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
-    EIGHTS: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    EIGHTS: tl.constexpr, GRAIN: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
+    ss, channels, size = whole(ss, GRAIN, I64), channels * GRAIN, size * GRAIN
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
@@ -200,13 +203,14 @@ def backward_sums_kernel(
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
     THROUGH: tl.constexpr, ACT: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr,
     ALIGN: tl.constexpr, WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr,
-    AHEAD: tl.constexpr, EIGHTS: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr, EIGHTS: tl.constexpr, GRAIN: tl.constexpr, OVERLAP: tl.constexpr,
+    FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Step 4: Σ g and Σ g(x − μ)ᵀ with g = act′(s)·dy, which THROUGH keeps."""
     let_next_begin(OVERLAP)
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
+    ss, channels, size = whole(ss, GRAIN, I64), channels * GRAIN, size * GRAIN
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
@@ -269,14 +273,15 @@ def backward_apply_kernel(
     RAW: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr,
     KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr, WIDTH: tl.constexpr,
     NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr, EIGHTS: tl.constexpr,
-    OVERLAP: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
-    TERMS: tl.constexpr, THROUGH: tl.constexpr,
+    GRAIN: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr, PROMOTE: tl.constexpr,
+    PRECISION: tl.constexpr, TERMS: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
     """Step 6: dx = Aᵀg + slope·(x − μ) + shift with g = act′(s)·dy. Where there is not room for
     both matrices, one launch writes the terms "of x" and another adds the term "of dy".
     """
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     s, sc = whole(s, RUN, I64), whole(sc, ALIGN, I64)
+    ss, channels, size = whole(ss, GRAIN, I64), channels * GRAIN, size * GRAIN
     i_global, i_own, m_channel, o_channel = features(
         i_group, size, channels, groups, sc, se, D, I64, EXAMPLES, KNOWN
     )
