@@ -8,7 +8,8 @@ averages are the root kernel's business; nothing is asked twice of the same shap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ...area import flat
 from ..plan import Packing, Plan
-from .launch import ALIGNMENT, Launcher, raw_stream
+from .launch import ALIGNMENT, Chain, Launcher, raw_stream
 from .passes import Kinds, Pass, averaging, find_pass
 
 
@@ -78,11 +79,18 @@ class Prepared:
         self.back: Pass = find_pass(x, block, plan, kinds)
         run, back = self.run, self.back
         assert run.root is not None and back.gradients is not None
-        self.root: Launcher = run.root if averaged is None else averaging(run.root, *averaged)
-        self.gradients: Launcher = back.gradients
-        self.forward_kernels = _present(run.moments, run.sum_moments, self.root, run.apply)
-        self.backward_kernels = _present(
-            back.sums, back.sum_sums, self.gradients, back.backward_apply, back.backward_rest
+        solved_by = run.root if averaged is None else averaging(run.root, *averaged)
+        # Slots of what ``forward`` and ``backward`` give their first chains.
+        solve = run.to_solve(1, 2, 3, 4, 5, None if averaged is None else (6, 7, 8))
+        gain = 4 if kinds.weight is None else 5
+        differentiate = back.to_differentiate(3, 9, 4, 10, gain, (11, 12, 13, 14, 15))
+        self.solve = _chain((run.moments, (0, 1, 2)), (run.sum_moments, (1,)), (solved_by, solve))
+        self.apply = _chain((run.apply, range(7)))
+        self.differentiate = _chain(
+            (back.sums, range(9)), (back.sum_sums, (3,)), (back.gradients, differentiate)
+        )
+        self.backward_apply = _chain(
+            (back.backward_apply, range(10)), (back.backward_rest, range(10))
         )
         vector, square = run.b * run.d, run.b * run.d * run.d
         self.kept = plan.kept(x)
@@ -99,24 +107,21 @@ class Prepared:
         averages: Averages | None,
     ) -> tuple[Tensor, Tensor]:
         """y, and what backward needs."""
-        run = self.run
         keep = x.new_empty(self.kept.size, dtype=torch.float32)
         parts = x.new_empty(self.num_parts, dtype=torch.float32)
-        given = (weight, bias, residual, *(averages or ()))
-        stream, at = self._way(self.forward_kernels, x, *given)
-        p_x, p_parts = at(x), at(parts)
-        mean, cov, w, memo = _places(self.kept, keep, stream)
-        running = None if averages is None else [at(t) for t in averages]
-        _go(run.moments, stream, p_x, p_parts, mean)
-        if run.sum_moments is not None:
-            _go(run.sum_moments, stream, p_parts)
-        _go(self.root, stream, *run.to_solve(p_parts, mean, cov, w, memo, running))
-        del parts, p_parts, running  # what is asked for from here on may have their memory
+        running = averages or ()
+        go, at, cut = self._way(
+            self.solve.ready and self.apply.ready, x, weight, bias, residual, *running
+        )
+        p_x = at(x)
+        mean, cov, w, memo = cut(self.kept, keep)
+        go(self.solve, [p_x, at(parts), mean, cov, w, memo, *map(at, running)])
+        del parts  # what is asked for from here on may have its memory
         y = torch.empty_like(x)
         p_weight = p_x if weight is None else at(weight)
         p_bias = p_x if bias is None else at(bias)
         p_residual = p_x if residual is None else at(residual)
-        _go(run.apply, stream, p_x, at(y), w, mean, p_weight, p_bias, p_residual)
+        go(self.apply, [p_x, at(y), w, mean, p_weight, p_bias, p_residual])
         return y, keep
 
     def backward(
@@ -130,19 +135,18 @@ class Prepared:
         wanted: bool = True,
     ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
         """dx, if it is wanted, dγ, dβ, and the residual's gradient, unless it is dy."""
-        run = self.back
         # Hooks on saved tensors may give them back in another format, as save_on_cpu does.
         x, dy = self.walkable(x), self.walkable(dy)
         extra = None if extra is None else self.walkable(extra)
         sums = x.new_empty(self.num_parts_of_sums, dtype=torch.float32)
         scratch = x.new_empty(self.scratch.size, dtype=torch.float32)
-        dweight = x.new_empty(run.gain_shape, dtype=torch.float32)
-        dbias = x.new_empty(run.gain_shape, dtype=torch.float32)
-        stream, at = self._way(self.backward_kernels, x, weight, bias, extra, dy, keep)
+        dweight = x.new_empty(self.back.gain_shape, dtype=torch.float32)
+        dbias = x.new_empty(self.back.gain_shape, dtype=torch.float32)
+        ready = self.differentiate.ready and self.backward_apply.ready
+        go, at, cut = self._way(ready, x, weight, bias, extra, dy, keep)
         p_x, p_dy = at(x), at(dy)
-        mean, cov, w, memo = _places(self.kept, keep, stream)
-        a, slope, shift = _places(self.scratch, scratch, stream)
-        parts = at(sums)
+        mean, cov, w, memo = cut(self.kept, keep)
+        a, slope, shift = cut(self.scratch, scratch)
         p_weight = p_x if weight is None else at(weight)
         p_bias = p_x if bias is None else at(bias)
         g, p_g = None, p_x
@@ -150,22 +154,15 @@ class Prepared:
             g = torch.empty_like(x)
             p_g = at(g)
         p_extra = p_x if extra is None else at(extra)
-        _go(run.sums, stream, p_x, p_dy, mean, parts, w, p_weight, p_bias, p_extra, p_g)
-        if run.sum_sums is not None:
-            _go(run.sum_sums, stream, parts)
-        gain = w if weight is None else p_weight
-        outputs = (at(dweight), at(dbias), a, slope, shift)
-        given = run.to_differentiate(parts, cov, w, memo, gain, outputs)
-        _go(self.gradients, stream, *given)
-        del sums, parts
+        given = [p_x, p_dy, mean, at(sums), w, p_weight, p_bias, p_extra, p_g, cov, memo]
+        go(self.differentiate, [*given, at(dweight), at(dbias), a, slope, shift])
+        del sums, given
         if not wanted:
             return None, dweight, dbias, g
         dx = torch.empty_like(x)
         p_dy = p_dy if g is None else p_g
-        places = (p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias)
-        _go(run.backward_apply, stream, *places)
-        if run.backward_rest is not None:
-            _go(run.backward_rest, stream, *places)
+        places = [p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias]
+        go(self.backward_apply, places)
         return dx, dweight, dbias, g
 
     def walkable(self, t: Tensor) -> Tensor:
@@ -174,20 +171,27 @@ class Prepared:
             return t
         return torch.empty_strided(t.shape, self.stride, dtype=t.dtype, device=t.device).copy_(t)
 
-    def _way(self, launchers: tuple[Launcher, ...], *given: Tensor | None):
-        """The stream, and how to speak of tensors: by address where all kernels are compiled and
-        all that is given is aligned; else no stream, and tensors as they are.
+    def _way(self, ready: bool, *given: Tensor | None):
+        """Return how to launch a chain, how to name a tensor, and how to name the parts of a packed
+        one: by addresses where all kernels are compiled and everything given is aligned, else by
+        tensors.
         """
-        for launcher in launchers:
-            if launcher.direct is None:
-                return None, _itself
-        bits = 0
+        bits = 0 if ready else 1
         for tensor in given:
             if tensor is not None:
                 bits |= tensor.data_ptr()
         if bits % ALIGNMENT:
-            return None, _itself
-        return raw_stream(self.device), Tensor.data_ptr
+            return Chain.__call__, _itself, Packing.cut
+        return partial(_launch, raw_stream(self.device)), Tensor.data_ptr, Packing.addresses
+
+
+def _launch(stream: int, chain: Chain, addresses: list[int]) -> None:
+    chain.launch(stream, addresses)
+
+
+def _chain(*steps: tuple[Launcher | None, Iterable[int]]) -> Chain:
+    """Return a chain of those launchers that there are."""
+    return Chain(*((kernel, tuple(slots)) for kernel, slots in steps if kernel is not None))
 
 
 def _kinds_of_backward(kinds: Kinds, plan: Plan, dtype: torch.dtype) -> Kinds:
@@ -196,21 +200,5 @@ def _kinds_of_backward(kinds: Kinds, plan: Plan, dtype: torch.dtype) -> Kinds:
     return kinds._replace(extra=kept, through=kinds.extra is not None and plan.act != "")
 
 
-def _present(*launchers: Launcher | None) -> tuple[Launcher, ...]:
-    return tuple(launcher for launcher in launchers if launcher is not None)
-
-
-def _places(packing: Packing, tensor: Tensor, stream: int | None) -> Sequence:
-    return packing.cut(tensor) if stream is None else packing.addresses(tensor)
-
-
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _go(launcher: Launcher, stream: int | None, *places) -> None:
-    """Launches with addresses; without a stream, with tensors."""
-    if stream is None:
-        launcher(*places)
-    else:
-        launcher.direct(stream, places)  # type: ignore[misc]

@@ -1,22 +1,25 @@
-"""Launching a Triton kernel at little more than the cost of a C call.
+"""Launching Triton kernels at little more than the cost of a C call.
 
 Triton's own ``kernel[grid](…)`` looks at every argument again on every call, which takes longer
 than a small layer's kernel runs. Here all but the tensors is settled beforehand: what Triton
-compiled is handed to the driver with the addresses written where its parameters lie. Triton
-compiles for addresses that are divisible by 16; tensors at others take its own way.
+compiled is handed to the driver with the addresses written where its parameters lie, and kernels
+that follow each other are launched by one call of C (``native/launch.c``). Triton compiles for
+addresses that are divisible by 16; tensors at others take its own way, and so do all where there is
+no C compiler.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
+
+from ..native import library
 
 #: The addresses that compiled kernels expect are divisible by this.
 ALIGNMENT = 16
@@ -33,7 +36,7 @@ class Launcher:
     multiprocessor takes more than ``most`` of its programs, unless that is 0.
     """
 
-    __slots__ = ("constants", "direct", "early", "grid", "kernel", "most", "numbers")
+    __slots__ = ("constants", "early", "grid", "kernel", "most", "numbers", "sequence", "settled")
 
     def __init__(
         self,
@@ -47,25 +50,25 @@ class Launcher:
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
         self.early, self.most = early, most
-        #: Launches what is compiled: (stream, addresses).
-        self.direct: Callable[[int, tuple[int, ...]], None] | None = None
+        #: The kernel as Triton compiled it; None before its first launch with aligned tensors.
+        self.settled: Settled | None = None
+        self.sequence: Chain | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
-        addresses = tuple([tensor.data_ptr() for tensor in tensors])
-        bits = 0
-        for address in addresses:
-            bits |= address
-        aligned = bits % ALIGNMENT == 0
-        if self.direct is not None and aligned:
-            self.direct(raw_stream(tensors[0].get_device()), addresses)
-            return
+        if self.sequence is None:
+            self.sequence = Chain((self, tuple(range(len(tensors)))))
+        self.sequence(tensors)
+
+    def launch(self, *tensors: Tensor) -> None:
+        """Launch by Triton's own way, and settle what it compiled."""
         compiled = self._launch(*tensors)
-        if compiled is not None and aligned:  # Triton's interpreter compiles nothing
-            self.direct = self._settled(compiled, len(tensors), tensors[0].get_device())
+        aligned = all(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
+        if compiled is not None and aligned and self.settled is None:  # the interpreter has none
+            self.settled = self._settle(compiled, len(tensors), tensors[0].get_device())
 
     def _launch(self, *tensors: Tensor) -> Any:
-        """By Triton's own way; with fewer tiles in flight where shared memory does not hold all, as
-        on older cards.
+        """Launch, with fewer tiles in flight where shared memory does not hold all, as on older
+        cards.
         """
         while True:
             try:
@@ -76,30 +79,118 @@ class Launcher:
                     raise
                 self.constants = self.constants | {"num_stages": stages - 1}
 
-    def _settled(
-        self, compiled: Any, tensors: int, device: int
-    ) -> Callable[[int, tuple[int, ...]], None]:
+    def _settle(self, compiled: Any, tensors: int, device: int) -> Settled:
         names = self.kernel.arg_names[tensors + len(self.numbers) :]
         rest = (*self.numbers, *(self.constants[name] for name in names))
         grid = self.grid + (1,) * (3 - len(self.grid))
         run = compiled[grid]
 
-        def by_triton(stream: int, addresses: tuple[int, ...]) -> None:
+        def by_triton(stream: int, addresses: Sequence[int]) -> None:
             run(*addresses, *rest, stream=stream)
 
         if not _is_plain(compiled):
-            return by_triton
+            return Settled(by_triton, None, ())
         types = list(compiled.src.signature.values())[tensors : tensors + len(self.numbers)]
+        # First the tensors, then the numbers that are not part of the code, then two addresses of
+        # memory that a plain kernel does not use.
+        typed = zip(types, self.numbers, strict=True)
+        given = [_NUMBERS[kind](number) for kind, number in typed if kind in _NUMBERS]
+        numbers = (ctypes.c_uint64 * (len(given) + 2))()
+        for index, number in enumerate(given):
+            at = ctypes.addressof(numbers) + 8 * index
+            ctypes.memmove(at, ctypes.addressof(number), ctypes.sizeof(number))
         shared = compiled.metadata.shared
         if self.early and self.most:
             shared = _spread(compiled, device, self.most)
-        return _by_driver(
-            compiled, grid, tensors, types, self.numbers, self.early, shared, by_triton
+        threads = 32 * compiled.metadata.num_warps
+        how = _Config(grid, (threads, 1, 1), shared, None, ctypes.pointer(_EARLY), int(self.early))
+        parameters = tensors + len(numbers)
+        kernel = _Kernel(how, compiled.function, tensors, parameters, ctypes.addressof(numbers))
+        return Settled(by_triton, kernel, (numbers, compiled))
+
+
+class Settled(NamedTuple):
+    """A compiled kernel: launched by Triton, with (stream, addresses); as C has it, where the
+    driver can be handed it; and what must live as long.
+    """
+
+    by_triton: Callable[[int, Sequence[int]], None]
+    kernel: _Kernel | None
+    owned: tuple
+
+
+class Chain:
+    """Launchers that follow each other, each with the slots of its tensors among those given."""
+
+    __slots__ = ("_by_c", "_owned", "ready", "steps")
+
+    def __init__(self, *steps: tuple[Launcher, tuple[int, ...]]) -> None:
+        self.steps = steps
+        #: Whether all kernels are compiled, so that ``launch`` can take addresses.
+        self.ready = False
+        self._by_c: Callable[[int, Any], int] | None = None
+        self._owned: tuple = ()
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch with tensors."""
+        if self.ready:
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            bits = 0
+            for address in addresses:
+                bits |= address
+            if bits % ALIGNMENT == 0:
+                self.launch(raw_stream(tensors[0].get_device()), addresses)
+                return
+        for launcher, slots in self.steps:
+            launcher.launch(*[tensors[slot] for slot in slots])
+        self._settle()
+
+    def launch(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launch with the addresses of tensors, all divisible by ALIGNMENT."""
+        launched = 0
+        if self._by_c is not None:
+            launched = self._by_c(stream, (ctypes.c_uint64 * len(addresses))(*addresses))
+        # What is left: a thread without a context, say. Triton provides one, or raises.
+        for launcher, slots in self.steps[launched:]:
+            settled = launcher.settled
+            assert settled is not None
+            settled.by_triton(stream, [addresses[slot] for slot in slots])
+
+    def _settle(self) -> None:
+        found = [launcher.settled for launcher, _ in self.steps]
+        self.ready = None not in found
+        kernels = [None if settled is None else settled.kernel for settled in found]
+        if None in kernels:
+            return
+        slots = [(ctypes.c_uint8 * len(own))(*own) for _, own in self.steps]
+        steps = (_Step * len(kernels))(
+            *(
+                _Step(ctypes.addressof(kernel), ctypes.addressof(own))
+                for kernel, own in zip(kernels, slots, strict=True)
+            )
         )
+        self._owned = (steps, slots, kernels)
+        self._by_c = _in_c(steps, len(kernels))
+
+
+def _in_c(steps: Any, count: int) -> Callable[[int, Any], int] | None:
+    """Return how C launches steps: (stream, addresses) → how many it has launched; None where there
+    is no library.
+    """
+    driver, launch = library.load(torch.float32), _driver_launch()
+    if isinstance(driver, str) or launch is None:
+        return None
+    function, first = driver.launch_kernels, ctypes.addressof(steps)
+    at = ctypes.cast(launch, ctypes.c_void_p).value
+
+    def launch_kernels(stream: int, addresses: Any) -> int:
+        return function(at, first, count, stream, addresses)
+
+    return launch_kernels
 
 
 def raw_stream(device: int) -> int:
-    """The current stream as the driver knows it."""
+    """Return the current stream as the driver knows it."""
     return torch._C._cuda_getCurrentRawStream(device)
 
 
@@ -110,13 +201,11 @@ def _driver() -> Any:
 
 @lru_cache
 def _driver_launch() -> Any:
-    """The driver's cuLaunchKernelEx; None where there is no such library."""
+    """Return the driver's cuLaunchKernelEx; None where there is no such library."""
     try:
-        function = _driver().cuLaunchKernelEx
+        return _driver().cuLaunchKernelEx
     except (OSError, AttributeError):
         return None
-    function.argtypes = [ctypes.c_void_p] * 4
-    return function
 
 
 class _Attribute(ctypes.Structure):
@@ -125,8 +214,8 @@ class _Attribute(ctypes.Structure):
     _fields_ = (("name", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
 
 
-class _Launch(ctypes.Structure):
-    """The driver's CUlaunchConfig."""
+class _Config(ctypes.Structure):
+    """The driver's CUlaunchConfig, and C's ``struct config``."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -136,6 +225,24 @@ class _Launch(ctypes.Structure):
         ("attributes", ctypes.POINTER(_Attribute)),
         ("count", ctypes.c_uint),
     )
+
+
+class _Kernel(ctypes.Structure):
+    """C's ``struct kernel``."""
+
+    _fields_ = (
+        ("how", _Config),
+        ("function", ctypes.c_void_p),
+        ("tensors", ctypes.c_int),
+        ("parameters", ctypes.c_int),
+        ("numbers", ctypes.c_void_p),
+    )
+
+
+class _Step(ctypes.Structure):
+    """C's ``struct step``."""
+
+    _fields_ = (("kernel", ctypes.c_void_p), ("slots", ctypes.c_void_p))
 
 
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
@@ -172,39 +279,3 @@ def _is_plain(compiled: Any) -> bool:
         return plain and types <= {*_NUMBERS, "constexpr"} and bool(compiled.function)
     except (AttributeError, TypeError):
         return False
-
-
-def _by_driver(
-    compiled: Any,
-    grid: tuple[int, ...],
-    tensors: int,
-    types: list,
-    numbers: tuple,
-    early: bool,
-    shared: int,
-    otherwise: Any,
-) -> Callable[[int, tuple[int, ...]], None]:
-    """A launch with a place of 8 bytes for each parameter: first the tensors' addresses, then the
-    numbers that are not part of the code, then two addresses of memory that it does not use.
-    """
-    launch, lock = _driver_launch(), Lock()
-    typed = zip(types, numbers, strict=True)
-    given = [_NUMBERS[kind](value) for kind, value in typed if kind in _NUMBERS]
-    places = (ctypes.c_uint64 * (tensors + len(given) + 2))()
-    base = ctypes.addressof(places)
-    for index, number in enumerate(given, start=tensors):
-        ctypes.memmove(base + 8 * index, ctypes.addressof(number), ctypes.sizeof(number))
-    parameters = (ctypes.c_void_p * len(places))(*(base + 8 * i for i in range(len(places))))
-    threads = 32 * compiled.metadata.num_warps
-    how = _Launch(grid, (threads, 1, 1), shared, None, ctypes.pointer(_EARLY), int(early))
-    at, function = ctypes.addressof(how), compiled.function
-
-    def by_driver(stream: int, addresses: tuple[int, ...]) -> None:
-        with lock:  # the places are one thread's at a time
-            places[:tensors] = addresses
-            how.stream = stream
-            failed = launch(at, function, parameters, None)
-        if failed:  # a thread without a context, say: Triton provides one, or tells what is wrong
-            otherwise(stream, addresses)
-
-    return by_driver

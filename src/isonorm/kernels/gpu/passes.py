@@ -7,6 +7,7 @@ is found here and kept with the plan, so that a step costs allocations and launc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +190,7 @@ def _whitening(
     lay: Layout, shape: tuple[int, int, int], x: Tensor, plan: Plan, gain: Constants, missing: int
 ) -> _Small:
     b, d, m = shape
-    features = b * d - missing
+    features, grain = b * d - missing, gcd(d, 16) if d % 16 else 1
     center: Constants = {"CENTER": plan.operation.centers, "ONE_SIDED": lay.one_sided}
     places: Constants = {"D": padded(d), "WIDE": lay.d, "SPAN": lay.span}
     constants = center | places | {"num_warps": 4}
@@ -205,7 +206,7 @@ def _whitening(
     if short and (x.dtype == torch.bfloat16 or lay.precision == "tf32"):
         backward = "float16"  # what becomes of gradients in bfloat16, or in TF32, needs no more
     half = short and x.dtype == torch.bfloat16
-    ragged: Constants = {"RAGGED": missing > 0}
+    ragged: Constants = {"RAGGED": missing > 0, "GRAIN": grain}
     if half:
         forward = "float16"  # W meets x in bfloat16, whose rounding loses several times as much
     derivative = cubic_steps() if recurrence.name == "polar" else recurrence.steps
@@ -214,7 +215,7 @@ def _whitening(
         _launcher(
             root_kernel,
             b,
-            (plan.eps, 0.0, 1.0, m, features, d),
+            (plan.eps, 0.0, 1.0, m, features, d // grain),
             center
             | places
             | NO_AVERAGE
@@ -225,7 +226,7 @@ def _whitening(
         _launcher(
             root_backward_kernel,
             b,
-            (m, plan.eps, features, d, lay.groups * lay.span),
+            (m, plan.eps, features, d // grain, lay.groups * lay.span),
             gain | places | ragged | _root_constants(recurrence, derivative, d, backward, half),
             lay,
         ),

@@ -120,10 +120,12 @@ def root_kernel(
     CENTER: tl.constexpr, ONE_SIDED: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
     PRECISION: tl.constexpr, HALF_MEMO: tl.constexpr, AVERAGE: tl.constexpr,
-    WHOLE: tl.constexpr, RAGGED: tl.constexpr, OVERLAP: tl.constexpr,
+    WHOLE: tl.constexpr, RAGGED: tl.constexpr, GRAIN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step 2: W = P_T(Σ_N)/√s, and the memo; μ and Σ on the way, and their running averages."""
     take_turn(OVERLAP)
+    size *= GRAIN  # so that the compiler sees how wide it may load
     if WHOLE:  # no masks
         size = D
     i_group, groups = tl.program_id(0), tl.num_programs(0)
@@ -156,10 +158,12 @@ def root_backward_kernel(
     p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
     STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
     QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    HALF_MEMO: tl.constexpr, WHOLE: tl.constexpr, RAGGED: tl.constexpr, OVERLAP: tl.constexpr,
+    HALF_MEMO: tl.constexpr, WHOLE: tl.constexpr, RAGGED: tl.constexpr, GRAIN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step 5: dγ, A, slope = 2·dΣ/m and shift = −Aᵀf/m. STEPS are those of the derivative."""
     take_turn(OVERLAP)
+    size *= GRAIN  # so that the compiler sees how wide it may load
     if WHOLE:  # no masks
         size = D
     i_group, groups = tl.program_id(0), tl.num_programs(0)

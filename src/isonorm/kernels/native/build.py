@@ -29,7 +29,7 @@ import torch
 from ..choice import LARGEST_NATIVE_GROUP, NATIVE_PADDING
 
 HERE = Path(__file__).parent
-SOURCES = ("passes.c", "newton.c")
+SOURCES = ("passes.c", "newton.c", "launch.c")
 HEADERS = ("multiply.h", "tile.h")
 #: Bytes of the digest that a library ends with.
 DIGEST_SIZE = hashlib.sha256().digest_size

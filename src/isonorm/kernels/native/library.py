@@ -35,7 +35,10 @@ _ARGUMENTS = {
     "newton_room": [_index],
     "newton": [_index, _index, _index, *[_pointer] * 4, _int],
     "newton_backward": [_index, _index, _index, *[_pointer] * 6, _int],
+    "launch_kernels": [_pointer, _pointer, _int, _pointer, _pointer],
 }
+
+_RESULTS = {"room_of": _index, "newton_room": _index, "launch_kernels": _int}
 
 
 @cache
@@ -66,7 +69,7 @@ def _opened(path: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes = arguments
-        function.restype = _index if name.endswith(("room", "room_of")) else None
+        function.restype = _RESULTS.get(name)
     return library
 
 
