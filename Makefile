@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: demo test check bench format clean help again
+.PHONY: demo test fuzz check bench format clean help again
 
 demo: $(VENV)/.stamp-lab ## train one network with several normalizations; print a table, write an HTML report under runs/
 	$(BIN)/isonorm compare
 
 test: $(VENV)/.stamp-test ## run the tests and the docstring examples; ARGS="-k newton" is passed on to pytest
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(VENV)/.stamp-test ## try random cases for five minutes; ARGS="--minutes 30 --seed 1 --only NAME" is passed on, --help tells more
+	$(BIN)/python tests/fuzz/run.py $(ARGS)
 
 check: $(VENV)/.stamp-dev ## lint, formatting and types; changes nothing
 	$(BIN)/ruff check .
