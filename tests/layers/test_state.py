@@ -365,6 +365,39 @@ def test_the_count_of_batches_may_be_taken_away(draw):
     assert torch.equal(layer.running_mean, before)
 
 
+@pytest.mark.parametrize("running", ["covariance", "whitening"])
+def test_one_statistic_without_the_other_is_refused(running, draw):
+    """As torch's, whose layer can still be put in eval; nothing changes."""
+    layer, x = isonorm.IterNorm(12, group_size=5, running=running), draw(6, 12, 4)
+    layer(x)
+    name = "running_cov" if running == "covariance" else "running_whitening"
+    setattr(layer, name, None)
+    before = copy.deepcopy(layer.state_dict())
+    for act in (lambda: layer.train()(x), lambda: layer.eval()(x), layer.reset_running_stats):
+        with pytest.raises(RuntimeError, match=f"its {name} is None: set both to None"):
+            act()
+    copied = copy.deepcopy(layer.eval())
+    with pytest.raises(RuntimeError, match=f"its {name} is None"):
+        copied(x)
+    layer.load_state_dict(before)  # without a warning: all that it has is there
+    for key, value in layer.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_what_was_taken_away_is_left_out_of_a_reset(draw):
+    """As torch's without a bias; the count of batches is no different."""
+    layer = isonorm.IterNorm(12, group_size=5)
+    layer.bias = layer.num_batches_tracked = None
+    layer(draw(6, 12, 4) + 3)
+    with torch.no_grad():
+        layer.weight.fill_(3)
+    layer.reset_parameters()
+    fresh = isonorm.IterNorm(12, group_size=5).state_dict()
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, fresh[name]), name
+    assert layer.bias is None and layer.num_batches_tracked is None
+
+
 def test_eps_may_be_a_number_of_numpys():
     layer = isonorm.IterNorm(8).eval()
     layer.eps = numpy.float32(1e-3)

@@ -146,11 +146,15 @@ class Normalize(RunningTransform):
         return self._recovery_class(*(getattr(self, name) for name in self._recovery_class._fields))
 
     def reset_parameters(self) -> None:
-        """Running statistics and recovery as they were when the layer was made."""
+        """Reset running statistics and recovery to what they were when the layer was made.
+
+        A parameter that was set to None stays None.
+        """
         self.reset_running_stats()
         with torch.no_grad():
             for name, value in self._initial_parameters().items():
-                getattr(self, name).copy_(value)
+                if (parameter := getattr(self, name)) is not None:
+                    parameter.copy_(value)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The normalized input, in its dtype and memory format; a residual is added before the

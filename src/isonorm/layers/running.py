@@ -132,8 +132,8 @@ class RunningTransform(WideBuffers):
             matrix.copy_(
                 torch.eye(self._size, device=matrix.device, dtype=matrix.dtype).expand_as(matrix)
             )
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.zero_()
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.zero_()
         self.refresh()
 
     @property
@@ -205,14 +205,17 @@ class RunningTransform(WideBuffers):
         matrix = getattr(self, self._running_name)
         if matrix is None:
             raise RuntimeError(
-                f"{type(self).__name__} was made to average something else than running="
-                f"{self.running!r}: make a new layer for that, or convert the model to one."
+                f"{type(self).__name__} with running={self.running!r} has a running_mean, but its "
+                f"{self._running_name} is None: set both to None, or give it back; for another "
+                "running, make a new layer or convert the model."
             )
         return matrix
 
     def refresh(self) -> None:
         """Derives the W of eval from the running statistics: on eval(), on loading, on change."""
         if self.eval_transform is None or self.running_mean is None:  # or taken away since
+            return
+        if getattr(self, self._running_name) is None:  # a forward says so
             return
         # A new tensor: graphs of earlier forwards still hold the old one.
         self.eval_transform = self._derived_transform()
@@ -242,6 +245,7 @@ class RunningTransform(WideBuffers):
         eps or the operation.
         """
         assert self.eval_transform is not None
+        self._running_matrix()  # raises where it was taken away
         if torch.compiler.is_compiling():
             return self.eval_transform
         if self._transform_source is not None and self._present_source().is_still(
@@ -317,7 +321,8 @@ class RunningTransform(WideBuffers):
         """Loads like any module, and says what ``strict=False`` would keep silent about: γ of one
         norm with the W of another.
         """
-        missing = self.running_mean is not None and prefix + self._running_name not in state_dict
+        expected = self.running_mean is not None and getattr(self, self._running_name) is not None
+        missing = expected and prefix + self._running_name not in state_dict
         if missing and prefix + "running_mean" in state_dict:
             warnings.warn(
                 f"the state dict is of other norms: it has a running_mean, but no "
