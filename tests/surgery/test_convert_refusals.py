@@ -22,6 +22,12 @@ def parametrized(norm: nn.Module) -> nn.Module:
     return nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus(), unsafe=True)
 
 
+def half(name: str) -> nn.Module:
+    norm = nn.BatchNorm2d(4)
+    setattr(norm, name, None)
+    return norm
+
+
 @pytest.mark.parametrize(
     ("norm", "reason"),
     [
@@ -30,8 +36,10 @@ def parametrized(norm: nn.Module) -> nn.Module:
         (nn.LocalResponseNorm(2), "not a norm that can be read"),
         (Peculiar(4), "forward of its own"),
         (parametrized(nn.GroupNorm(1, 4)), "parametrized"),
+        (half("running_mean"), "only one of running_mean and running_var"),
+        (half("running_var"), "only one of running_mean and running_var"),
     ],
-    ids=["layer", "lazy", "response", "peculiar", "parametrized"],
+    ids=["layer", "lazy", "response", "peculiar", "parametrized", "no-mean", "no-variance"],
 )
 def test_what_is_refused_is_reported(norm, reason):
     model = nn.Sequential(norm, nn.BatchNorm2d(4))

@@ -208,6 +208,18 @@ def test_a_source_without_statistics_is_cold(network):
     assert model[1].num_batches_tracked == 0
 
 
+def test_statistics_whose_batches_were_never_counted_carry_over(images):
+    """As in models from before torch counted them; the new layer counts from 0."""
+    norm = nn.BatchNorm2d(3)
+    norm(images)
+    norm.num_batches_tracked = None
+    model = nn.Sequential(norm).eval()
+    expected = model(images)
+    assert isonorm.convert(model, "batchnorm").changed
+    assert model[0].num_batches_tracked == 0
+    torch.testing.assert_close(model(images), expected)
+
+
 def test_batch_statistics_in_eval_stay_so(network, images):
     model = network(partial(nn.BatchNorm2d, track_running_stats=False))
     expected = model(images)

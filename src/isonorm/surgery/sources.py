@@ -107,6 +107,8 @@ def _children_behind(module: nn.Module) -> tuple[nn.Module | None, nn.Module | N
 def _as_normalize(module: Any) -> Normalize:
     """One of torch's norms as a ``Normalize`` with the same parameters and statistics."""
     mean, variance = (module._buffers.get(name) for name in ("running_mean", "running_var"))
+    if (mean is None) != (variance is None):
+        raise Refused("only one of running_mean and running_var is None: torch's layer raises, too")
     tracks = mean is not None
     if isinstance(module, nn.GroupNorm):
         channels, area = module.num_channels, areas.group(module.num_groups)

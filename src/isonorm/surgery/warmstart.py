@@ -51,8 +51,8 @@ def warm_start(old: Normalize, new: Normalize) -> Start:
     if _both_average_w(old, new):
         assert old.running_whitening is not None and new.running_whitening is not None
         new.running_whitening.copy_(old.running_whitening)
-    assert old.num_batches_tracked is not None and new.num_batches_tracked is not None
-    new.num_batches_tracked.copy_(old.num_batches_tracked)
+    if old.num_batches_tracked is not None and new.num_batches_tracked is not None:
+        new.num_batches_tracked.copy_(old.num_batches_tracked)
     new.refresh()
     return _continued(old, new, mean, cov)
 

@@ -86,8 +86,9 @@ class EquilibriumState(WideBuffers):
             )
 
     def reset_running_stats(self) -> None:
-        if self.running_v is not None and self.num_batches_tracked is not None:
+        if self.running_v is not None:
             self.running_v.fill_(1)
+        if self.num_batches_tracked is not None:
             self.num_batches_tracked.zero_()
 
     def reset_parameters(self) -> None:
@@ -96,8 +97,9 @@ class EquilibriumState(WideBuffers):
         balance_signs_(self.weight)
         if "gamma" not in self._parameters:
             return  # called by the kernel's constructor; the rest is not there yet
-        if self.gamma is not None and self.beta is not None:
+        if self.gamma is not None:
             nn.init.ones_(self.gamma)
+        if self.beta is not None:
             nn.init.zeros_(self.beta)
         self.reset_running_stats()
 

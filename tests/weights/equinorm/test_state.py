@@ -62,3 +62,19 @@ def test_repr_repeats_the_arguments():
     for part in ("3, 4", "padding=(1, 1)", "statistics_fraction=0.25", "single_pass=False"):
         assert part in shown
     assert "process_group='world'" in shown and "bias" not in shown
+
+
+@pytest.mark.parametrize("missing", ["num_batches_tracked", "beta", "gamma"])
+def test_what_was_taken_away_is_left_out_of_a_reset(missing):
+    layer = isonorm.EquiConv2d(3, 4, 3)
+    layer(torch.randn(2, 3, 8, 8))
+    setattr(layer, missing, None)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(3)
+    layer.reset_parameters()
+    fresh = isonorm.EquiConv2d(3, 4, 3).state_dict()
+    for name, value in layer.state_dict().items():
+        if name != "weight":
+            assert torch.equal(value, fresh[name]), name
+    assert getattr(layer, missing) is None
