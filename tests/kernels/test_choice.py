@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import isonorm
 from isonorm import area as areas
 from isonorm import operation as operations
 from isonorm.functional import normalize
 from isonorm.kernels import choose, native
-from isonorm.kernels.choice import INTERPRETING, LARGEST_NATIVE_GROUP, SMALLEST_NATIVE_GROUP
+from isonorm.kernels.choice import (
+    BACKENDS,
+    INTERPRETING,
+    LARGEST_NATIVE_GROUP,
+    SMALLEST_NATIVE_GROUP,
+)
 from isonorm.operation import Operation
 from tests.kernels.paths import needs_native_code
 
@@ -177,3 +185,98 @@ for name in ("torch", "cuda"):
     assert (asked, then) == ("reference", "torch")
     names = "auto, reference, torch, native, triton"
     assert wrong == f"ISONORM_BACKEND must be one of {names}; got 'cuda'."
+
+
+@pytest.fixture
+def pool() -> Iterator[list[ThreadPoolExecutor]]:
+    """Two threads, each with steps of its own to take when it is asked to."""
+    threads = [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
+    yield threads
+    for thread in threads:
+        thread.shutdown()
+
+
+@pytest.mark.parametrize("first_to_leave", [0, 1])
+def test_a_choice_is_its_threads_whoever_leaves_first(pool, first_to_leave):
+    blocks = [isonorm.backend("reference"), isonorm.backend("torch")]
+    before = chosen()
+
+    def now() -> list[str]:
+        return [chosen(), *(thread.submit(chosen).result() for thread in pool)]
+
+    for thread, block in zip(pool, blocks, strict=True):
+        thread.submit(block.__enter__).result()
+    assert now() == [before, "reference", "torch"]
+    expected = ["reference", "torch"]
+    for i in (first_to_leave, 1 - first_to_leave):
+        pool[i].submit(blocks[i].__exit__, None, None, None).result()
+        expected[i] = before
+        assert now() == [before, *expected]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1)])
+def test_blocks_of_one_thread_may_end_in_any_order(order):
+    """As those do in which generators and coroutines wait."""
+    names, before = ["reference", "torch", "reference"], chosen()
+    blocks = [isonorm.backend(name) for name in names]
+    for block in blocks:
+        block.__enter__()
+    still = dict(enumerate(names))
+    for i in order:
+        blocks[i].__exit__(None, None, None)
+        del still[i]
+        assert chosen() == (list(still.values()) or [before])[-1]
+
+
+def test_a_block_may_end_in_another_thread(pool):
+    """As that of a generator does which a garbage collector ends there."""
+    block, before = isonorm.backend("reference"), chosen()
+    pool[0].submit(block.__enter__).result()
+    pool[1].submit(block.__exit__, None, None, None).result()
+    assert chosen() == pool[0].submit(chosen).result() == pool[1].submit(chosen).result() == before
+
+
+def recomputed(x: Tensor, device: str) -> list[str]:
+    """The choices of a checkpointed function, first and in backward."""
+    seen: list[str] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(choose(x, area=AREA, operation=WHITEN).backend)
+        return x.sin()
+
+    x = x.to(device).requires_grad_()
+    y = checkpoint(function, x, use_reentrant=False)
+    y.backward(torch.randn_like(y))
+    return seen
+
+
+def test_recomputation_takes_the_callers_choice_beside_another_threads(pool):
+    other = isonorm.backend("reference")
+    pool[0].submit(other.__enter__).result()
+    assert recomputed(X, "cpu") == [chosen()] * 2
+    with isonorm.backend("torch"):
+        assert recomputed(X, "cpu") == ["torch"] * 2
+    assert pool[0].submit(recomputed, X, "cpu").result() == ["reference"] * 2
+    pool[0].submit(other.__exit__, None, None, None).result()
+
+
+@pytest.mark.gpu
+def test_autograds_own_threads_take_the_choice_that_is_in_force():
+    for name in ("reference", "torch"):
+        with isonorm.backend(name):
+            assert recomputed(X, "cuda") == [name] * 2
+    assert recomputed(X, "cuda") == ["triton"] * 2
+
+
+def test_compiled_code_follows_the_threads_choice(pool):
+    def function(x: Tensor) -> Tensor:
+        return x + BACKENDS.index(choose(x, area=AREA, operation=WHITEN).backend)
+
+    def plus() -> int:
+        return int(compiled(torch.zeros(6, 12))[0, 0])
+
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    auto, reference = plus(), BACKENDS.index("reference")
+    with isonorm.backend("reference"):
+        assert (plus(), pool[0].submit(plus).result()) == (reference, auto)
+    assert plus() == auto

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -56,32 +57,78 @@ def _checked(name: str, source: str) -> str:
     return name
 
 
-_requested = _checked(os.environ.get("ISONORM_BACKEND", "auto"), "ISONORM_BACKEND")
+#: The choice outside of every ``backend`` block.
+_default = _checked(os.environ.get("ISONORM_BACKEND", "auto"), "ISONORM_BACKEND")
+
+
+class _Blocks:
+    """The ``backend`` blocks a thread is in, the latest last, and the name that one gives."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._open: list[list[str]] = []
+
+    def enter(self, block: list[str]) -> None:
+        self._open = [*self._open, block]
+        self.name = block[0]
+
+    def leave(self, block: list[str]) -> None:
+        self._open = [other for other in self._open if other is not block]
+        self.name = self._open[-1][0] if self._open else None
+
+
+class _Here(threading.local):
+    """This thread's blocks. torch.compile guards what it compiles by an attribute of a
+    ``threading.local``, and cannot trace a ``ContextVar``.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = _Blocks()
+
+
+_here = _Here()
+#: The open blocks of all threads, for autograd's own threads, which open none.
+_everywhere: dict[int, list[str]] = {}
 
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Runs the block with one implementation: "auto", "reference", "torch", "native" or "triton".
+    """Run the block with one implementation: "auto", "reference", "torch", "native" or "triton".
 
     "reference" always runs; "native" and "triton" run, or the call raises with the reason; "torch"
-    leaves to the reference what only that can do (``choose`` tells). The choice is the process's,
-    as ``torch.set_float32_matmul_precision`` is, not the thread's.
+    leaves to the reference what only that can do (``choose`` tells). The choice is the thread's, as
+    ``torch.no_grad`` is; the threads in which autograd runs a GPU's backward take the latest choice
+    of any thread that is in force. ``ISONORM_BACKEND`` chooses for the whole process.
 
     >>> with backend("reference"):
     ...     choose(torch.randn(8, 4), area="batch", operation="whiten")
     Choice(backend='reference', reason='asked for')
     """
-    global _requested
-    before, _requested = _requested, _checked(name, "backend")
+    blocks, block = _here.blocks, [_checked(name, "backend")]
+    blocks.enter(block)
+    if not torch.compiler.is_compiling():
+        _everywhere[id(block)] = block
     try:
         yield
-    finally:
-        _requested = before
+    finally:  # blocks may end in any order: generators and coroutines suspend inside of them
+        blocks.leave(block)
+        if not torch.compiler.is_compiling():
+            del _everywhere[id(block)]
 
 
 def requested() -> str:
-    """The implementation that is asked for; "auto" where none is."""
-    return _requested
+    """Return the implementation this thread asks for, "auto" by default."""
+    name = _here.blocks.name
+    if name is None and not torch.compiler.is_compiling() and _everywhere and _is_autograds():
+        # What is recomputed there must keep for backward what it kept the first time.
+        name = list(_everywhere.values())[-1][0]
+    return _default if name is None else name
+
+
+def _is_autograds() -> bool:
+    """Whether this thread is autograd's own, which Python has not started."""
+    in_backward = torch._C._current_graph_task_id() != -1
+    return in_backward and isinstance(threading.current_thread(), threading._DummyThread)
 
 
 #: Since torch 2.9 the precision of products can be set for each device, and where it is, the older
@@ -131,15 +178,15 @@ def choose(
     >>> choose(torch.randn(8, 4), area="batch", operation="center").reason
     'center() is not made of means and covariances'
     """
-    area, operation = areas.resolve(area), operations.resolve(operation)
-    if _requested == "reference":
+    area, operation, asked = areas.resolve(area), operations.resolve(operation), requested()
+    if asked == "reference":
         return Choice("reference", "asked for")
-    fast = _requested if _requested in ("native", "triton") else _fast_on(x.device)
+    fast = asked if asked in ("native", "triton") else _fast_on(x.device)
     backend, reason = "reference", _why_reference(operation, area, training)
     if reason is None:
         if x.dim() < 2:
             raise ValueError(f"expected an input (N, C, *); got shape {tuple(x.shape)}.")
-        if _requested == "torch":
+        if asked == "torch":
             return Choice("torch", "asked for")
         if fast == "native":
             backend, reason = "torch", _why_not_native(area, operation, x)
@@ -147,8 +194,8 @@ def choose(
             colors = isinstance(recovery, Coloring)
             backend, reason = "torch", why_not_triton(area, operation, x, colors)
     if reason is None:
-        return Choice(fast, "asked for" if _requested == fast else _what_is_there(fast))
-    if _requested == fast:
+        return Choice(fast, "asked for" if asked == fast else _what_is_there(fast))
+    if asked == fast:
         raise RuntimeError(f"backend={fast!r} was asked for, but {reason}.")
     return Choice(backend, reason)
 
@@ -211,7 +258,7 @@ def _why_not_native(area: Area, operation: Operation, x: Tensor) -> str | None:
     if x.dtype not in (torch.float32, torch.float64):
         return f"native code takes float32 and float64 input, not {x.dtype}"
     size = area.num_features(x.shape[1])
-    if size < SMALLEST_NATIVE_GROUP and _requested != "native" and _is_mostly_padding(x, area):
+    if size < SMALLEST_NATIVE_GROUP and requested() != "native" and _is_mostly_padding(x, area):
         return f"plain torch is faster with so many groups of {size} channels"
     if size > LARGEST_NATIVE_GROUP:
         return f"native code takes groups up to {LARGEST_NATIVE_GROUP} channels, not {size}"
