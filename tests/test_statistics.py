@@ -186,12 +186,12 @@ def test_ranks_lose_little_of_float64_far_from_zero(sizes, monkeypatch):
     """Near 3e7 second moments about zero, 1e15 in float64, would be known to a tenth."""
     parts = [measure(x) for x in (samples() + 1e8 / 3).split(sizes, -1)]
     sent: list[list[torch.Tensor]] = []
-    monkeypatch.setattr(synchronization, "all_reduce", lambda own, _: sent.append(own) or own)
+    monkeypatch.setattr(synchronization, "all_reduce", lambda own, *_: sent.append(own) or own)
     for part in parts:
-        synchronization.reduce_across("", [part], centers=True)
+        synchronization.reduce_across("", [part], centers=True, what="samples")
     total = [torch.stack(each).sum(0) for each in zip(*sent, strict=True)]
-    monkeypatch.setattr(synchronization, "all_reduce", lambda own, _: total)
-    (found,) = synchronization.reduce_across("", parts[:1], centers=True)
+    monkeypatch.setattr(synchronization, "all_reduce", lambda own, *_: total)
+    (found,) = synchronization.reduce_across("", parts[:1], centers=True, what="samples")
     expected = reduce(merge, parts)
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-15, atol=0)
     torch.testing.assert_close(found.cov, expected.cov, rtol=1e-6, atol=1e-6)

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import isonorm
 from isonorm import area, operation
 from tests.distributed.collectives import collectives
-from tests.distributed.layers import CHANNELS, LAYERS, make
+from tests.distributed.layers import CHANNELS, LAYERS, equiconv, make
 
 BACKENDS = ("torch", "reference")
 
@@ -214,6 +214,30 @@ def count_collectives(
     return results
 
 
+def count_collectives_of_one_group(sizes: tuple[int, int]) -> dict[str, list[int]]:
+    """The bytes of each collective of a batch (N, C) whitened in one group of all C channels."""
+    layer = isonorm.DBN(sizes[1], group_size=None, process_group="world", dtype=torch.float64)
+    x = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
+    with collectives() as forward:
+        y = layer(x)
+    with collectives() as backward:
+        y.backward(torch.randn_like(y))
+    return {"forward": forward, "backward": backward}
+
+
+def count_collectives_on_a_gpu(x: Tensor) -> tuple[list[list[int]], Tensor]:
+    """The bytes of each collective of two passes, and the second output."""
+    x = x.cuda().requires_grad_()
+    layer = isonorm.DBN(x.shape[1], group_size=None, process_group="world").cuda()
+    counts = []
+    for _ in range(2):
+        with collectives() as sent:
+            y = layer(x)
+            y.backward(torch.randn_like(y))
+        counts.append(list(sent))
+    return counts, y.detach().cpu()
+
+
 def evaluate_alone(batches: Batches, name: str, **options) -> tuple[list[Tensor], list[int]] | None:
     """After training together the first rank evaluates, while the others have left."""
     layer = make(name, batches[0][0].dtype, "world", **options)
@@ -242,3 +266,57 @@ def try_forward(
         same = all(torch.equal(b, before[n]) for n, b in buffers(layer).items())
         outcomes[f"{name}, {backend}"] = (message, same)
     return outcomes
+
+
+def try_pass(how: dict[str, Any]) -> tuple[str, bool]:
+    """What a rank's pass says, made as ``how`` has it, and whether its state is as before; then
+    comes a pass that is alike on all ranks.
+    """
+    chosen = {"channels": 8, "group_size": 4, "method": "newton", "recovery": "affine"} | how
+    if chosen.get("layer") == "equiconv":
+        layer, shape = equiconv(process_group="world"), (5, CHANNELS, 3, 3)
+    else:
+        layer = isonorm.Normalize(
+            chosen["channels"],
+            area=area.batch(chosen["group_size"]),
+            operation=operation.whiten(chosen["method"]),
+            recovery=chosen["recovery"],
+            eps=chosen.get("eps", 1e-5),
+            process_group="world",
+        )
+        shape = (5, chosen["channels"])
+    x, before, said = torch.randn(shape, requires_grad=True), buffers(layer), ""
+    try:
+        y = layer(x)
+        if chosen.get("backward", True):
+            torch.autograd.grad(y, x, torch.randn_like(y), create_graph=chosen.get("twice", False))
+        else:
+            layer(x)
+    except RuntimeError as error:
+        said = str(error)
+    same = all(torch.equal(b, before[name]) for name, b in buffers(layer).items())
+    step(isonorm.DBN(4, process_group="world"), [(torch.randn(3, 4), torch.randn(3, 4))])
+    return said, same
+
+
+def run_in_mode(training: bool) -> str:
+    """What a forward says, in training or in eval."""
+    try:
+        isonorm.IterNorm(4, process_group="world").train(training)(torch.randn(6, 4))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def join_with(batches: int) -> str:
+    """What DDP's ``join`` says to a synchronized layer, on a rank with so many batches."""
+    layer = isonorm.IterNorm(4, process_group="world")
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), layer))
+    try:
+        with model.join():
+            for _ in range(batches):
+                y = model(torch.randn(6, 4))
+                y.backward(torch.randn_like(y))
+    except RuntimeError as error:
+        return str(error)
+    return ""

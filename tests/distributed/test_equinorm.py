@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from isonorm.synchronization import FIRST_MESSAGE
 from tests.distributed.agreement import FLOAT64, SHARES, assert_agree, make_batches
-from tests.distributed.layers import CHANNELS
 from tests.distributed.ranks import Ranks
 from tests.distributed.tasks import count_collectives, train
 
@@ -34,4 +34,4 @@ def test_each_rank_of_layers_in_equilibrium_measures_its_own_first_part(ranks: R
 def test_layers_in_equilibrium_send_one_sum_each_way(ranks: Ranks) -> None:
     _, shares = make_batches((2, 3), (3, 3))
     for sent in ranks.run(count_collectives, shares, ("equiconv",)):
-        assert set(map(tuple, sent.values())) == {(8 * (CHANNELS + 1),) * 2}
+        assert set(map(tuple, sent.values())) == {(8 * FIRST_MESSAGE,) * 2}

@@ -7,12 +7,16 @@ from functools import partial
 import pytest
 import torch
 
+import isonorm
+from isonorm.synchronization import FIRST_MESSAGE
 from tests.distributed.agreement import FLOAT64, SHARES, assert_agree, make_batches
 from tests.distributed.layers import CHANNELS, make
 from tests.distributed.ranks import Ranks
 from tests.distributed.tasks import (
     buffers,
     count_collectives,
+    count_collectives_of_one_group,
+    count_collectives_on_a_gpu,
     differentiate_statistics,
     evaluate_alone,
     step,
@@ -69,14 +73,34 @@ def test_constant_channels_stay_finite(ranks: Ranks, dtype: torch.dtype) -> None
                 assert tensor.isfinite().all(), what
 
 
-def test_one_collective_each_way_of_a_size_that_is_the_layers(ranks: Ranks) -> None:
-    first, *others = (
-        sent
-        for sizes, positions in (((2, 3), (2, 2)), ((2, 3, 4), (2, 2)), ((9, 0), (5, 7)))
-        for sent in ranks.run(count_collectives, make_batches(sizes, positions)[1])
-    )
-    assert all(len(sent) == 2 for sent in first.values()), first
-    assert all(other == first for other in others)
+def test_one_collective_each_way_whose_size_is_neither_the_batchs_nor_the_ranks(
+    ranks: Ranks,
+) -> None:
+    message = [8 * FIRST_MESSAGE]
+    for sizes, positions in (((2, 3), (2, 2)), ((2, 3, 4), (2, 2)), ((9, 0), (5, 7))):
+        for sent in ranks.run(count_collectives, make_batches(sizes, positions)[1]):
+            assert all(each == 2 * message for each in sent.values()), sent
+
+
+def test_of_a_large_layer_the_rest_follows_its_first_message(ranks: Ranks) -> None:
+    """The digest is 4 numbers; forward sends a count, and two numbers for each of μ and Σ."""
+    d, first = 40, 8 * FIRST_MESSAGE
+    for sent in ranks.run(count_collectives_of_one_group, [(3, d), (5, d)]):
+        forward, backward = 8 * (4 + 1 + 2 * (d + d * d)), 8 * (4 + d + d * d)
+        assert sent == {"forward": [first, forward - first], "backward": [first]}
+        assert backward < first
+
+
+@pytest.mark.gpu
+def test_between_gpus_only_the_first_of_equal_sums_is_checked(ranks: Ranks) -> None:
+    d, first = 6, [8 * FIRST_MESSAGE] * 2
+    x = torch.randn(30, d, generator=torch.Generator().manual_seed(0)) @ torch.randn(d, d)
+    expected = isonorm.DBN(d, group_size=None)(x)
+    outputs = []
+    for counts, y in ranks.run(count_collectives_on_a_gpu, list(x.split([20, 10]))):
+        assert counts == [first, [8 * (1 + 2 * (d + d * d)), 8 * (d + d * d)]]
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [(1, 0), (0, 0, 1)])

@@ -143,7 +143,8 @@ def forward(
     count = None
     if plan.group:
         measured = [steps.moments(work, plan) for work in works]
-        measured = reduce_across(plan.group, measured, plan.operation.centers)
+        what = plan.shared_with(recovery)
+        measured = reduce_across(plan.group, measured, plan.operation.centers, what)
         count = torch.as_tensor(measured[0].count)
         solved = [steps.root(stats.cov, plan) for stats in measured]
     else:
@@ -234,7 +235,8 @@ def backward(
         local = [
             steps.sums(work, dy, p, recovery, plan) for work, p in zip(works, problems, strict=True)
         ]
-        total = all_reduce([t for s in local for t in s[:2]] + of_statistics, plan.group)
+        sent, what = [t for s in local for t in s[:2]], plan.shared_with(recovery)
+        total = all_reduce(sent + of_statistics, plan.group, f"the backward of {what}")
         of_statistics = total[2 * len(problems) :]
         for i, (p, own) in enumerate(zip(problems, local, strict=True)):
             shared = own._replace(f=total[2 * i], outer=total[2 * i + 1])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..area import Area, Block, flat_shape
 from ..operation import Operation
+from ..recovery import Recovery
 from ..roots import DEFAULT_STEPS, Recurrence, Root
 from ..roots.recurrence import UNWATCHED_STEPS
 from ..statistics import Statistics
@@ -205,6 +206,18 @@ class Plan:
         area = f"{a.name} {a.roles} {a.features} {c(a.group_size)} {c(a.num_groups)}"
         kind = f"{o.name} {o.centers} {o.scales} {c(o.norm)} {o.method} {c(o.num_iters)}"
         return f"{area} {kind} {c(self.eps)} {self.backend} {self.act} {self.group}"
+
+    def shared_with(self, recovery: Recovery) -> str:
+        """Name what ranks that share statistics must have in common; a compiler can trace this."""
+        a, o = self.area, self.operation
+        c = _constant
+        groups = f"group_size={c(a.group_size)}, num_groups={c(a.num_groups)}"
+        root = f"method={o.method}, num_iters={c(o.num_iters)}"
+        given = f"weight={recovery.gain is not None}, bias={recovery.bias is not None}"
+        return (
+            f"{a.name} area ({groups}), {o.name} ({root}), eps={c(self.eps)}, "
+            f"{type(recovery).__name__} ({given})"
+        )
 
     @staticmethod
     @lru_cache(maxsize=512)

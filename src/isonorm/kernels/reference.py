@@ -36,7 +36,8 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
         if given is None:
             measured = [_measure(problem, operation) for problem in problems]
             if plan.group:
-                measured = reduce_across(plan.group, measured, operation.centers)
+                what = plan.shared_with(recovery)
+                measured = reduce_across(plan.group, measured, operation.centers, what)
                 if not operation.scales:
                     measured = [Statistics(n, mu, torch.ones_like(cov)) for n, mu, cov in measured]
         else:

@@ -51,7 +51,7 @@ def per_output(v: Tensor, count: int, group: str = "") -> tuple[Tensor, Tensor |
     if not group:
         return v / max(count, 1), count
     here = torch.full((1,), count, dtype=torch.float64, device=v.device)
-    total, r = all_reduce([v.double(), here], group)
+    total, r = all_reduce([v.double(), here], group, "a layer in equilibrium")
     return (total / r.clamp(min=1)).to(v.dtype), r.reshape(())
 
 

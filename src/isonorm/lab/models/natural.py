@@ -92,7 +92,7 @@ class NaturalLinear(nn.Module):
 
 def _over_processes(tensor: Tensor) -> Tensor:
     """The sum over all: they share the weights, and so must share what these are multiplied by."""
-    return all_reduce([tensor], _ALL)[0] if is_shared(_ALL) else tensor
+    return all_reduce([tensor], _ALL, "a natural layer")[0] if is_shared(_ALL) else tensor
 
 
 class NaturalMLP(Network):
