@@ -19,6 +19,7 @@ from isonorm.kernels import choose, native
 from isonorm.kernels.choice import INTERPRETING
 from isonorm.kernels.native import build, library
 from tests.kernels.paths import needs_native_code
+from tests.processes import call
 
 pytestmark = [needs_native_code]
 
@@ -153,7 +154,7 @@ BROKEN = {
     "fails": ("echo no space left: error >&2; exit 1", "failed: no space left: error"),
     "is killed": ("kill -9 $$", "failed: it ended with status -9"),
     "hangs": ("exec /bin/sleep 60", "did not end within"),
-    "writes nothing": ("exit 0", "No such file"),
+    "writes nothing": ("exit 0", "ended well, but wrote no library"),
 }
 
 
@@ -180,6 +181,92 @@ def test_where_cc_cannot_build_them_gcc_does(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", broken(tmp_path, "exit 1"))
     assert native.why_not(torch.float32) is None and normalizes()
     assert len(files(cache)) == 1
+
+
+@pytest.mark.parametrize("option", ["--version", "-E", "-S", "-c", "-M", "-fsyntax-only", "-r"])
+def test_where_cc_writes_no_library_gcc_does(cache, option, monkeypatch):
+    """These end well, with text or nothing at all."""
+    monkeypatch.setenv("CC", f"{gcc()} {option}")
+    assert native.why_not(torch.float32) is None and normalizes()
+    assert len(files(cache)) == 1
+
+
+def test_what_no_compiler_writes_is_told_of(tmp_path, monkeypatch):
+    program(tmp_path, "gcc", "echo Free Software Foundation")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="because gcc ended well, but wrote no library"):
+        native.why_not(torch.float32)
+
+
+def run_with(cc: str, cache: str) -> None:
+    os.environ |= {"CC": cc, "XDG_CACHE_HOME": cache}
+    build.FLAGS = (*build.FLAGS, "-O0")  # in a process of its own
+    library.load.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        print(native.why_not(torch.float32), normalizes(), 5e-324 * float(len(cc) > 0))
+
+
+ENDS_AT_LOAD = "__attribute__((constructor)) static void end(void) { __builtin_trap(); }"
+ENDS_AT_CALL = "#define omp_get_thread_num() (__builtin_trap(), 0)"
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["-fsanitize=address", "-fsanitize=thread", "-mabi=ms", "-ffast-math", "load.h", "call.h"],
+)
+def test_a_library_that_would_end_or_change_python_is_tried_elsewhere(tmp_path, option):
+    """In a process of its own, which the library may end; gcc's is used instead. ``-ffast-math``
+    rounds small numbers to zero, in all of the process that loads what it made.
+    """
+    (tmp_path / "load.h").write_text(ENDS_AT_LOAD)
+    (tmp_path / "call.h").write_text("#include <omp.h>\n" + ENDS_AT_CALL)
+    option = f"-include {tmp_path / option}" if option.endswith(".h") else option
+    status, output, errors = call(run_with, f"{gcc()} {option}", str(tmp_path))
+    assert (status, output) == (0, "None True 5e-324\n"), errors
+
+
+def test_where_all_libraries_would_end_python_plain_torch_runs(cache, tmp_path, monkeypatch):
+    (tmp_path / "load.h").write_text(ENDS_AT_LOAD)
+    program(tmp_path, "gcc", f'exec {shutil.which(gcc())} -include {tmp_path}/load.h "$@"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.warns(RuntimeWarning, match="what gcc builds does not run here.*status -"):
+        native.why_not(torch.float32)
+    assert normalizes() and not files(cache)
+
+
+@pytest.mark.parametrize("gone", ["no compiler", "one that fails", "another compiler"])
+def test_a_library_outlives_its_compiler(cache, tmp_path, monkeypatch, gone):
+    first = next(build.libraries(torch.float32))
+    if gone == "another compiler":  # has a library of its own
+        monkeypatch.setenv("CC", str(program(tmp_path, "own-cc", f'exec {gcc()} "$@"')))
+        assert next(build.libraries(torch.float32)) != first
+        return
+    if gone == "one that fails":
+        program(tmp_path, "gcc", "test $1 = --version && echo Free Software Foundation || exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native.why_not(torch.float32) is None and normalizes()
+    library.load.cache_clear()
+    first.write_bytes(first.read_bytes()[:-1])
+    if gone == "no compiler":
+        assert "there is no GCC" in str(native.why_not(torch.float32))
+    with monkeypatch.context() as other:
+        other.setattr(build, "_cpu", lambda: "another")
+        assert not list(build._left_by_others(torch.float32))
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME"])
+def test_relative_folders_are_ignored(variable, tmp_path, monkeypatch):
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv(variable, "relative")
+    made = next(build.libraries(torch.float32))
+    expected = home / ".cache" / "isonorm" if variable != "HOME" else tmp_path
+    assert made.parent == expected and not files(here)
 
 
 def test_where_the_cache_is_full_a_process_keeps_its_own(cache, tmp_path, monkeypatch):
@@ -268,7 +355,7 @@ def test_a_folder_of_somebody_elses_is_not_used(cache, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", build.SOURCES + build.HEADERS)
 def test_another_version_of_any_source_has_a_library_of_its_own(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_build", lambda tools, flags, target: target)
+    monkeypatch.setattr(build, "_build", lambda tools, recipe, target: target)
     first = next(build.libraries(torch.float32))
     sources = tmp_path / "sources"
     shutil.copytree(build.HERE, sources)
@@ -278,11 +365,11 @@ def test_another_version_of_any_source_has_a_library_of_its_own(name, tmp_path, 
     assert next(build.libraries(torch.float32)) != first
 
 
-@pytest.mark.parametrize("asked", ["machine", "libc_ver"])
+@pytest.mark.parametrize("asked", ["platform.machine", "platform.libc_ver", "_cpu"])
 def test_machines_that_share_a_folder_have_libraries_of_their_own(asked, monkeypatch):
-    monkeypatch.setattr(build, "_build", lambda tools, flags, target: target)
+    monkeypatch.setattr(build, "_build", lambda tools, recipe, target: target)
     first = next(build.libraries(torch.float32))
-    monkeypatch.setattr(build.platform, asked, lambda: "another")
+    monkeypatch.setattr(f"{build.__name__}.{asked}", lambda: "another")
     assert next(build.libraries(torch.float32)) != first
 
 

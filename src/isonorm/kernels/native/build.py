@@ -1,8 +1,9 @@
 """The C compiler's part: sources → a shared library for this CPU, once, kept in the user's cache.
 
-A library's name is a digest of all that it depends on, so that a new version of isonorm, of the
-compiler or of torch, or another kind of CPU that shares the folder, builds its own. It appears
-there complete or not at all.
+A library's name has two digests, of all that it depends on and of the compiler. So a new version
+of isonorm, of the compiler or of torch, or another kind of CPU that shares the folder, builds its
+own; and where there is no compiler any more, what an earlier one has built is used. It appears
+there complete, and tried in another process, or not at all.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from ..choice import LARGEST_NATIVE_GROUP, NATIVE_PADDING
 HERE = Path(__file__).parent
 SOURCES = ("passes.c", "newton.c", "launch.c")
 HEADERS = ("multiply.h", "tile.h")
+#: The program that tries a new library.
+TRIAL = "trial.py"
 #: Bytes of the digest that a library ends with.
 DIGEST_SIZE = hashlib.sha256().digest_size
 #: Seconds after which a compiler is taken to hang.
@@ -66,24 +69,37 @@ class Toolchain(NamedTuple):
     openmp: Path
 
 
+class Recipe(NamedTuple):
+    """A library for one type of numbers: what the compiler is told, and how its name begins."""
+
+    real: str
+    flags: tuple[str, ...]
+    prefix: str
+
+    def name(self, tools: Toolchain) -> str:
+        by = hashlib.sha256(repr(tools).encode()).hexdigest()
+        return f"{self.prefix}-{by[:16]}.so"
+
+
 def libraries(dtype: torch.dtype) -> Iterator[Path]:
-    """Libraries for numbers of that type, each to be tried where the one before cannot be loaded:
-    by each compiler in turn, where the one before fails.
+    """Yield libraries for numbers of that type, each for where the one before cannot be loaded: by
+    each compiler in turn, then those that other compilers have left in the user's cache.
     """
-    failed: Failed | None = None
-    for tools in _toolchains():
-        try:
-            yield from _libraries_by(tools, dtype)
-        except Failed as why:
-            failed = failed or why
+    failed: Exception | None = None
+    try:
+        for tools in _toolchains():
+            try:
+                yield from _libraries_by(tools, _recipe(dtype, tools.openmp))
+            except (Failed, OSError) as why:
+                failed = failed or why
+    except Unavailable as why:
+        failed = why
     if failed is not None:
+        yield from _left_by_others(dtype)
         raise failed
 
 
-def _libraries_by(tools: Toolchain, dtype: torch.dtype) -> Iterator[Path]:
-    """The library in the user's cache, built if it is not there, or damaged; and this process's
-    own.
-    """
+def _recipe(dtype: torch.dtype, openmp: Path) -> Recipe:
     real, bytes_each = REALS[dtype]
     width, own = CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), (16, ()))
     told = {
@@ -93,21 +109,42 @@ def _libraries_by(tools: Toolchain, dtype: torch.dtype) -> Iterator[Path]:
         "MOST_FEATURES": LARGEST_NATIVE_GROUP,
     }
     flags = (*FLAGS, *own, *(f"-D{name}={value}" for name, value in told.items()))
-    digest = hashlib.sha256(repr((tools, flags, platform.machine(), platform.libc_ver())).encode())
-    for name in SOURCES + HEADERS:
+    here = (flags, openmp, platform.machine(), platform.libc_ver(), _cpu())
+    digest = hashlib.sha256(repr(here).encode())
+    for name in (*SOURCES, *HEADERS, TRIAL):
         digest.update((HERE / name).read_bytes())
-    name = f"native-{real}-{digest.hexdigest()[:16]}.so"
+    return Recipe(real, flags, f"native-{real}-{digest.hexdigest()[:16]}")
 
+
+def _cpu() -> str:
+    """Return the features of the CPU, of which ``-march=native`` in CC may use any."""
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return ""
+
+
+def _libraries_by(tools: Toolchain, recipe: Recipe) -> Iterator[Path]:
+    """Yield the library in the user's cache, built if it is not there, or damaged; and this
+    process's own.
+    """
+    name = recipe.name(tools)
     try:
         shared = _cache() / name
         if _is_whole(shared):
             yield shared
-        yield _build(tools, flags, shared)
+        yield _build(tools, recipe, shared)
     except Hung:
         raise
     except (Failed, OSError, RuntimeError):
         pass  # no home, none to write to, or no space
-    yield _build(tools, flags, _own_folder() / name)
+    yield _build(tools, recipe, _own_folder() / name)
+
+
+def _left_by_others(dtype: torch.dtype) -> Iterator[Path]:
+    """Yield the libraries in the user's cache that fit, whichever compiler has built them."""
+    with suppress(Unavailable, OSError, RuntimeError):
+        prefix = _recipe(dtype, _openmp()).prefix
+        yield from filter(_is_whole, sorted(_cache().glob(f"{prefix}-*.so")))
 
 
 def _is_whole(library: Path) -> bool:
@@ -141,7 +178,9 @@ def _toolchains() -> Iterator[Toolchain]:
                     found.append(tools)
                     yield tools
     if not found:
-        raise Unavailable("there is no GCC to build native code with, neither as CC nor as gcc")
+        raise Unavailable(
+            "there is no GCC to build native code with, neither as CC nor as gcc: install gcc"
+        )
 
 
 def _words(command: str) -> list[str]:
@@ -166,9 +205,13 @@ def _openmp() -> Path:
 
 
 def _cache() -> Path:
-    """The user's folder, where nobody else can put what would be run here."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "isonorm"
+    """Return the user's folder, in which others can put nothing that would be run here. Relative
+    paths are ignored, as the XDG Base Directory Specification has it.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (base if base.is_absolute() else Path.home() / ".cache") / "isonorm"
+    if not folder.is_absolute():
+        raise FileNotFoundError(f"the home folder {Path.home()} is no absolute path")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -193,22 +236,40 @@ def _folder_of(owner: int) -> Path:
     return Path(folder)
 
 
-def _build(tools: Toolchain, flags: tuple[str, ...], target: Path) -> Path:
-    """Compiled beside its place and moved there: several processes may do so at once."""
+def _build(tools: Toolchain, recipe: Recipe, target: Path) -> Path:
+    """Compile a library beside its place, try it, and move it there: several processes may do so
+    at once.
+    """
     _tidy(target.parent)
     with tempfile.TemporaryDirectory(prefix=BUILDING, dir=target.parent) as folder:
         made, objects = Path(folder) / target.name, []
         for source in SOURCES:
             objects.append(str(Path(folder) / f"{source}.o"))
-            _run([*tools.compiler, *flags, "-c", str(HERE / source), "-o", objects[-1]])
+            _run([*tools.compiler, *recipe.flags, "-c", str(HERE / source), "-o", objects[-1]])
         # Without -fopenmp, which here would add the compiler's own library.
         _run([*tools.compiler, "-shared", *objects, str(tools.openmp), "-lm", "-o", str(made)])
+        if not made.is_file():
+            raise Failed(f"{' '.join(tools.compiler)} ended well, but wrote no library")
+        _try(made, tools, recipe)
         with made.open("r+b") as file:
             file.write(_digest(file.read()))
             file.flush()
             os.fsync(file.fileno())
         os.replace(made, target)
     return target
+
+
+def _try(made: Path, tools: Toolchain, recipe: Recipe) -> None:
+    """Refuse a library that would end this process, or compute something else."""
+    if not Path(sys.executable or "").name.startswith("python"):
+        return  # a program that has Python inside, and would start anew
+    command = [sys.executable, "-I", str(HERE / TRIAL), str(made), str(tools.openmp), recipe.real]
+    try:
+        _run(command)
+    except Hung:
+        raise
+    except Failed as why:
+        raise Failed(f"what {' '.join(tools.compiler)} builds does not run here: {why}") from None
 
 
 def _tidy(folder: Path) -> None:
