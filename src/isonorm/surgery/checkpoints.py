@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..layers import Normalize
 from . import files
-from .formats import KEYS, OWN, format_of, read_layer
+from .formats import KEYS, OWN, check_statistics, format_of, read_layer
 from .report import is_same, short, table
+from .sources import CHANNEL_NORMS
 from .tree import move_keys, unwrapped
 from .warmstart import warm_start
 
@@ -52,14 +56,14 @@ class Loading:
         lines = [first, *table(rows)]
         for what in ("missing", "unexpected"):
             if getattr(self, what):
-                lines.append(f"{what}: {', '.join(getattr(self, what))}")
+                lines.append(f"{what}: {_listed(getattr(self, what))}")
         return "\n".join(lines)
 
 
 def load_checkpoint(
     model: nn.Module, source: str | os.PathLike | Mapping[str, Any], *, strict: bool = True
 ) -> Loading:
-    """Loads a file or a state dict into a model, whichever format its norms are in.
+    """Load a file or a state dict into a model, whichever format its norms are in.
 
     >>> saved = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8)).state_dict()
     >>> import isonorm
@@ -72,42 +76,31 @@ def load_checkpoint(
     layers; a layer of another kind than the file's is started from it as ``convert`` does. Files
     are read as safetensors where they are called so, else by ``torch.load(weights_only=True)``.
     ``strict`` refuses missing and unexpected keys, and norms that would not compute in eval what
-    they did in the file. Either everything is loaded or nothing.
+    they did in the file. Running statistics that are not finite, and covariances that are not
+    symmetric and positive semi-definite, are always refused. Either everything is loaded or
+    nothing.
     """
     model = unwrapped(model)
-    state, versions = _state_of(source, {*model.state_dict()})
-    move_keys(model, state)
-    _check_values(model.state_dict(), state)
-    norms, inexact = [], []
-    for name, layer in model.named_modules(remove_duplicate=False):
-        if not isinstance(layer, Normalize):
-            continue
-        prefix = f"{name}." if name else ""
-        part = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
-        if not part:
-            continue
-        if format_of(part) == OWN and part.keys() & _OWN_STATISTICS:
-            _check_version(name, layer, versions)
-        try:
-            loaded, own = _translate(name, layer, part, versions.get(name, {}))
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"cannot load {name!r} from the checkpoint: {error}.") from error
-        for key in KEYS & part.keys() - own.keys():
-            del state[prefix + key]
-        state |= {prefix + key: value for key, value in own.items()}
-        norms.append(loaded)
-        if not is_same(loaded.deviation):
-            inexact.append(loaded)
     expected = model.state_dict()
+    state, versions = _state_of(source, {*expected})
+    move_keys(model, state)
+    _check_values(expected, state)
+    norms = []
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if isinstance(layer, Normalize | CHANNEL_NORMS):
+            norms += _take_norm(name, layer, state, versions)
     missing = [key for key in expected if key not in state]
     unexpected = [key for key in state if key not in expected]
-    _check(expected, state, missing, unexpected, inexact, strict)
-    model.load_state_dict(state, strict=False)
+    for key in expected.keys() & state.keys():
+        _check_tensor(key, state[key], expected[key])
+    if strict:
+        _check_strictly(missing, unexpected, norms)
+    _write(model, state)
     return Loading(norms, missing, unexpected)
 
 
 def save_checkpoint(model: nn.Module, path: str | os.PathLike) -> None:
-    """Writes a model's state dict: as safetensors to a path that ends so, else by ``torch.save``.
+    """Write a model's state dict: as safetensors to a path that ends so, else by ``torch.save``.
 
     All of it or nothing: an older file stays until the new one is complete. Both kinds keep the
     versions of the model's layers.
@@ -121,16 +114,15 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike) -> None:
 def _state_of(
     source: str | os.PathLike | Mapping, expected: set[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors by name, as a dict of its own, and the versions of the layers, as far as told."""
+    """Return the tensors by name, as a new dict, and what the file says of each layer's version."""
     if not isinstance(source, Mapping | str | os.PathLike):
         raise TypeError(f"a checkpoint is a path or a state dict; got {type(source).__name__}.")
     found = source if isinstance(source, Mapping) else files.read(Path(source))
-    versions = getattr(found, "_metadata", {})
     for key in _NESTED:
         if isinstance(found.get(key), Mapping):
             found = found[key]
-            versions = getattr(found, "_metadata", {})
             break
+    versions = _versions_of(found)
     state = {str(key): value for key, value in found.items()}
     if _AVERAGED in state and _AVERAGED not in expected:  # of torch's AveragedModel
         del state[_AVERAGED]
@@ -143,10 +135,40 @@ def _state_of(
             versions = {key.removeprefix(wrapper): value for key, value in versions.items()}
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
-            f"the checkpoint holds no tensors by name; its keys are {', '.join(map(str, found))}: "
-            "pass the state dict inside it."
+            f"the checkpoint holds no tensors by name; its keys are {_listed(found)}: pass the "
+            "state dict inside it."
         )
     return state, versions
+
+
+def _versions_of(found: Mapping) -> dict[str, Mapping[str, Any]]:
+    """Return what a state dict says of its layers' versions, by layer."""
+    versions = getattr(found, "_metadata", {})
+    kinds = {"version": int | None, "root_in_eval": str | None}
+    if isinstance(versions, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(told, Mapping)
+        and all(isinstance(told.get(key), kind) for key, kind in kinds.items())
+        for name, told in versions.items()
+    ):
+        return dict(versions)
+    raise ValueError(
+        "the checkpoint's versions of layers are damaged: expected a table for each layer, with "
+        f"its version as a number; got {_brief(versions)}: save the checkpoint again, or remove "
+        "them from it."
+    )
+
+
+def _listed(keys: Iterable[Any], most: int = 10**6) -> str:
+    """Return keys in one line that can be printed."""
+    named = [str(key) if str(key).isprintable() else ascii(key) for key in keys]
+    more = f" and {len(named) - most} more" if len(named) > most else ""
+    return ", ".join(named[:most]) + more
+
+
+def _brief(value: Any) -> str:
+    """Return a value as the short end of a line, whatever it is."""
+    return " ".join(reprlib.repr(value).split())
 
 
 # --- translating ----------------------------------------------------------------------------------
@@ -172,8 +194,54 @@ def _translate(
     return Loaded(name, short(layer), found.format, start.deviation, note), own
 
 
-def _check_version(name: str, layer: Normalize, versions: dict[str, Any]) -> None:
-    version = versions.get(name, {}).get("version") or 0
+def _take_norm(
+    name: str, layer: Any, state: dict[str, Any], versions: Mapping[str, Mapping[str, Any]]
+) -> list[Loaded]:
+    """Check a norm's part of ``state`` and put it in the layer's own terms; return its row, if it
+    is one of isonorm's.
+    """
+    prefix = f"{name}." if name else ""
+    part = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+    part = {key: value for key, value in part.items() if isinstance(value, Tensor)}
+    if not part:
+        return []
+    kind = format_of(part) if isinstance(layer, Normalize) else OWN
+    if kind == OWN:
+        _check_own(name, layer, prefix, part)
+    if not isinstance(layer, Normalize):
+        return []
+    told = versions.get(name, {})
+    if kind == OWN and part.keys() & _OWN_STATISTICS:
+        _check_version(name, layer, told)
+    try:
+        loaded, own = _translate(name, layer, part, told)
+    except (ValueError, RuntimeError) as error:
+        raise _refusal(name, error) from error
+    for key in KEYS & part.keys() - own.keys():
+        del state[prefix + key]
+    state |= {prefix + key: value for key, value in own.items()}
+    return [loaded]
+
+
+def _check_own(name: str, layer: nn.Module, prefix: str, part: Mapping[str, Tensor]) -> None:
+    """Check the shapes, then the running statistics, of a layer's state in its own format."""
+    buffers = layer._buffers
+    known = {key: part[key] for key in part.keys() & buffers.keys() if buffers[key] is not None}
+    for key, value in known.items():
+        _check_shape(prefix + key, value, buffers[key])
+    try:
+        check_statistics(known)
+    except ValueError as error:
+        raise _refusal(name, error) from error
+
+
+def _refusal(name: str, error: Exception) -> ValueError:
+    reason = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
+    return ValueError(f"cannot load {name!r} from the checkpoint: {reason}.")
+
+
+def _check_version(name: str, layer: Normalize, told: Mapping[str, Any]) -> None:
+    version = told.get("version") or 0
     if version > layer._version:
         raise ValueError(
             f"{name!r} was saved in version {version} of its layer's format, which is newer than "
@@ -181,49 +249,105 @@ def _check_version(name: str, layer: Normalize, versions: dict[str, Any]) -> Non
         )
 
 
-def _check_values(expected: dict[str, Any], state: dict[str, Any]) -> None:
-    """Raises where a tensor is not one, or has no values, on either side."""
+# --- checking and writing -------------------------------------------------------------------------
+
+
+def _check_values(expected: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Raise ValueError if a tensor is not one, or has no values, on either side."""
+    for key, value in expected.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError(
+                f"{key!r} of the model is on the meta device, where values get lost: give it "
+                "memory first, model.to_empty(device=…)."
+            )
+        if is_lazy(value):
+            raise ValueError(
+                f"{key!r} of the model is lazy: pass a batch through the model first, so that it "
+                "has a shape."
+            )
     for key, value in state.items():
-        wanted = isinstance(expected.get(key), Tensor) or key.rpartition(".")[2] in KEYS
-        if wanted and not isinstance(value, Tensor):
-            raise ValueError(f"{key!r} in the checkpoint is not a tensor but {value!r}.")
-        if wanted and value.is_meta:
+        like = expected.get(key)
+        wanted = isinstance(like, Tensor) or key.rpartition(".")[2] in KEYS
+        if not wanted:
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{key!r} in the checkpoint is not a tensor but {_brief(value)}.")
+        if value.is_meta:
             raise ValueError(f"{key!r} is on the meta device in the checkpoint: it has no values.")
-    if key := next((k for k, v in expected.items() if isinstance(v, Tensor) and v.is_meta), None):
+        if (found := _layout(value)) != (needed := _layout(like)):
+            raise ValueError(
+                f"{key!r} is {found} in the checkpoint and {needed} in the model: convert it first."
+            )
+
+
+def _layout(value: Any) -> str:
+    """Return how a tensor keeps its numbers, in words."""
+    if not isinstance(value, Tensor):
+        return "a dense tensor"
+    if value.is_nested:
+        return "a nested tensor"
+    if value.is_quantized:
+        return f"a quantized tensor ({value.dtype})"
+    return "a dense tensor" if value.layout == torch.strided else f"a tensor of {value.layout}"
+
+
+def _check_shape(key: str, value: Tensor, like: Tensor) -> None:
+    if value.shape != like.shape:
         raise ValueError(
-            f"{key!r} of the model is on the meta device, where values get lost: give it memory "
-            "first, model.to_empty(device=…)."
+            f"{key!r} has shape {tuple(value.shape)} in the checkpoint and "
+            f"{tuple(like.shape)} in the model: build the model as it was."
         )
 
 
-def _check(
-    expected: dict[str, Tensor],
-    state: dict[str, Any],
-    missing: list[str],
-    unexpected: list[str],
-    inexact: list[Loaded],
-    strict: bool,
-) -> None:
-    """Raises before anything is written."""
-    for key, value in state.items():
-        if key in expected and isinstance(value, Tensor) and value.shape != expected[key].shape:
-            raise ValueError(
-                f"{key!r} has shape {tuple(value.shape)} in the checkpoint and "
-                f"{tuple(expected[key].shape)} in the model: build the model as it was."
-            )
-    if not strict:
+def _check_tensor(key: str, value: Any, like: Any) -> None:
+    """Raise ValueError if a tensor of the model cannot hold this one's numbers."""
+    if not isinstance(value, Tensor) or not isinstance(like, Tensor):
         return
+    _check_shape(key, value, like)
+    if value.dtype == like.dtype or value.is_quantized or value.layout != torch.strided:
+        return
+    value = value.detach()
+    if torch.can_cast(value.dtype, like.dtype):
+        fits = True
+        if value.is_floating_point() and like.is_floating_point():
+            fits = bool((value.to(like.dtype).isfinite() | ~value.double().isfinite()).all())
+    else:
+        cast = value.to(like.dtype) if not value.is_complex() or like.is_complex() else None
+        fits = cast is not None and bool((cast.to(value.dtype) == value).all())
+    if not fits:
+        raise ValueError(
+            f"{key!r} is of {value.dtype} in the checkpoint, with numbers that {like.dtype} of the "
+            "model cannot hold: convert it first."
+        )
+
+
+def _check_strictly(missing: list[str], unexpected: list[str], norms: list[Loaded]) -> None:
+    """Raise ValueError if keys or norms of the file are not exactly the model's."""
     for what, keys in (("lacks", missing), ("has keys unknown to the model,", unexpected)):
         if keys:
-            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
             raise ValueError(
-                f"the checkpoint {what} {', '.join(keys[:5])}{more}: build the model as it was, or "
-                "pass strict=False to load the rest."
+                f"the checkpoint {what} {_listed(keys, 5)}: build the model as it was, or pass "
+                "strict=False to load the rest."
             )
-    if inexact:
-        row = inexact[0]
+    row = next((row for row in norms if not is_same(row.deviation)), None)
+    if row is not None:
         raise ValueError(
             f"{row.name!r} was {row.format}, and as {row.layer} it {row.note}: make the layer as "
             "it was (method, eps, group_size, running), or pass strict=False to start from it "
             "anyway."
         )
+
+
+def _write(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a checked state. What fails even so, as a module's own ``set_extra_state``, leaves the
+    model as it was.
+    """
+    before = {
+        key: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for key, value in model.state_dict().items()
+    }
+    try:
+        model.load_state_dict(state, strict=False)
+    except BaseException:
+        model.load_state_dict(before, strict=False)
+        raise

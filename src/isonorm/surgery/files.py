@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,20 +51,19 @@ def read(path: Path) -> Mapping[Any, Any]:
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:
-    """Writes a state dict: an older file stays until the new one is complete."""
+    """Write a state dict: an older file stays until the new one is complete."""
     _check_writable(state, path)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        temporary = Path(file.name)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        with temporary.open("xb") as file:
+            rights = stat.S_IMODE(os.fstat(file.fileno()).st_mode)  # of any new file
         if _is_safetensors(path):
             tensors = {name: t.detach().cpu().clone().contiguous() for name, t in state.items()}
             header = {"format": "pt", _VERSIONS: json.dumps(getattr(state, "_metadata", {}))}
             _safetensors().save_file(tensors, temporary, metadata=header)
         else:
             torch.save(state, temporary)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # temporary files are private, checkpoints are not
+        temporary.chmod(rights)  # safetensors' files are private
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

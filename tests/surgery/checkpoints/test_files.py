@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 
 import pytest
@@ -24,7 +25,20 @@ def test_what_is_written_is_read_back(path):
     assert [row.format for row in report.norms] == ["isonorm", "isonorm"]
     torch.testing.assert_close(other.eval()(x), model.eval()(x))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert path.stat().st_mode & 0o044  # others may read it, as any file
+
+
+def test_a_file_has_the_rights_of_any_new_file_and_the_umask_is_left_alone(path, monkeypatch):
+    model = network()
+    before = os.umask(0o027)
+    try:
+        plain = path.with_name("plain")
+        plain.touch()
+        monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask is every thread's"))
+        isonorm.save_checkpoint(model, path)
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert path.stat().st_mode == plain.stat().st_mode == 0o100640
 
 
 def test_versions_are_written_with_the_tensors(path):
@@ -37,6 +51,23 @@ def test_versions_are_written_with_the_tensors(path):
     else:
         versions = torch.load(path, weights_only=True)._metadata
     assert versions["1"]["version"] == isonorm.IterNorm._version
+
+
+@pytest.mark.parametrize(
+    "versions",
+    ["[1]", "null", "5", '{"1": null}', '{"1": {"version": "2"}}', '{"": {"root_in_eval": 3}}'],
+)
+def test_versions_that_are_no_table_are_refused_in_one_sentence(versions, tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    path, model = tmp_path / "model.safetensors", network()
+    tensors = {name: value.clone() for name, value in network().state_dict().items()}
+    save_file(tensors, path, metadata={"format": "pt", "isonorm.versions": versions})
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        ValueError, match=r"^the checkpoint's versions of layers are damaged: .*\.$"
+    ):
+        isonorm.load_checkpoint(model, path)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 def test_writing_that_fails_leaves_the_old_file(path, monkeypatch):
@@ -108,6 +139,24 @@ def test_extra_states_travel(tmp_path):
     isonorm.save_checkpoint(model, tmp_path / "model.pt")
     isonorm.load_checkpoint(model, tmp_path / "model.pt")
     assert model[0].state == {"epoch": 3}
+
+
+def test_an_extra_state_that_its_module_refuses_leaves_the_model_as_it_was(tmp_path):
+    class Choosy(Stateful):
+        def set_extra_state(self, state):
+            if state["epoch"] > 3:
+                raise OverflowError("epoch")
+            self.state = state
+
+    model = nn.Sequential(isonorm.IterNorm(2), Choosy(), nn.Linear(2, 2))
+    before = copy.deepcopy(model.state_dict())
+    other = nn.Sequential(isonorm.IterNorm(2), Choosy(), nn.Linear(2, 2))
+    other[0](torch.randn(9, 2))
+    with pytest.raises(OverflowError, match="epoch"):
+        isonorm.load_checkpoint(model, other.state_dict() | {"1._extra_state": {"epoch": 4}})
+    assert model[1].state == {"epoch": 3}
+    for key, value in model.state_dict().items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(value, before[key])
 
 
 def test_without_safetensors_the_extra_to_install_is_named(tmp_path, monkeypatch):

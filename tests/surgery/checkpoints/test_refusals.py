@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 
 import pytest
 import torch
@@ -83,6 +85,100 @@ def test_nothing_is_loaded_where_something_is_no_tensor_of_that_shape(key, value
     with pytest.raises(ValueError, match=words):
         isonorm.load_checkpoint(model, network().state_dict() | {key: value})
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def quantized(*shape: int) -> torch.Tensor:
+    with warnings.catch_warnings():  # torch is going to give them up
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(shape), 0.1, 0, torch.qint8)
+
+
+def negative_definite(groups: int, d: int) -> torch.Tensor:
+    return -torch.eye(d).repeat(groups, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("4.weight", lambda: torch.ones(8).to_sparse(), "'4.weight' is a tensor of torch.sparse"),
+        ("4.weight", lambda: quantized(8), "'4.weight' is a quantized tensor"),
+        ("4.weight", lambda: torch.ones(8, dtype=torch.complex64), "'4.weight' is of torch.comp"),
+        ("4.weight", lambda: torch.ones(8).double() * 1e300, "'4.weight' is of torch.float64"),
+        ("4.num_batches_tracked", lambda: torch.tensor(0.5), "num_batches_tracked' is of torch.fl"),
+        ("4.running_var", lambda: torch.full((8,), math.nan), "'4'.*its running_var holds NaN"),
+        ("4.running_var", lambda: -torch.ones(8), "'4'.*running_var holds -1, and no var"),
+        ("4.running_mean", lambda: torch.full((8,), math.inf), "its running_mean holds NaN or inf"),
+        ("1.running_mean", lambda: torch.full((8,), math.nan), "'1'.*its running_mean holds NaN"),
+        ("1.running_cov", lambda: torch.full((3, 3, 3), math.inf), "running_cov holds NaN or inf"),
+        ("1.running_cov", lambda: negative_definite(3, 3), "running_cov has the eigenvalue -1"),
+        ("1.running_cov", lambda: torch.ones(3, 3, 3).triu(), "running_cov is not symmetric"),
+        ("1.running_cov", lambda: torch.eye(3).repeat(3, 1, 1) + 0j, "running_cov is of torch.co"),
+        ("1.num_batches_tracked", lambda: torch.tensor(-1), "num_batches_tracked is -1"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", [True, False])
+def test_nothing_is_loaded_where_values_are_none_that_the_model_can_have(key, value, words, strict):
+    model, other = network(), network()
+    other(torch.randn(20, 8))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=words) as caught:
+        isonorm.load_checkpoint(model, other.state_dict() | {key: value()}, strict=strict)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"running_var": torch.full((C,), math.nan)}, "running_var holds NaN or infinite"),
+        ({"running_var": -torch.ones(C)}, "running_var holds -1, and no variance is negative"),
+        ({"running_var": torch.ones(C, dtype=torch.int64)}, "running_var is of torch.int64"),
+        ({"running_mean": torch.zeros(C, dtype=torch.int64)}, "running_mean is of torch.int64"),
+        ({"running_var": torch.ones(1).expand(10**12)}, "running_var has shape"),
+        ({"num_batches_tracked": torch.zeros(2)}, "num_batches_tracked has shape"),
+        ({"running_projection": torch.ones(0, 0)}, "running_projection has shape \\(0, 0\\)"),
+        ({"running_projection": torch.ones(())}, "running_projection has shape \\(\\)"),
+        ({"running_wm": torch.ones(C)}, "running_wm has shape"),
+        ({"running_wm": torch.full((3, D, D), math.nan)}, "running_wm holds NaN"),
+        ({"running_cov": torch.eye(D).repeat(3, 1, 1), "running_mean": torch.zeros(3, D, 1),
+          "sw_mean_weight": torch.tensor(0.5)}, "sw_mean_weight has shape"),
+        ({"running_cov": negative_definite(3, D), "running_mean": torch.zeros(3, D, 1)},
+         "running_cov has the eigenvalue -1"),
+    ],
+)  # fmt: skip
+def test_statistics_of_other_formats_are_refused_for_the_right_reason(state, words):
+    defaults = {"running_mean": torch.zeros(C), "weight": torch.ones(C), "bias": torch.zeros(C)}
+    if "running_projection" in state:
+        defaults["running_mean"] = torch.zeros(D, 1)
+    elif not state.keys() & {"running_wm", "running_cov"}:
+        defaults["running_var"] = torch.ones(C)
+    elif "running_wm" in state:
+        defaults["running_mean"] = torch.zeros(3, D, 1)
+    model = model_with(isonorm.IterNorm(C, group_size=D, running="whitening"))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        ValueError, match=f"^cannot load '1' from the checkpoint: its {words}"
+    ) as caught:
+        isonorm.load_checkpoint(model, in_model(defaults | state))
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_statistics_of_data_load_whatever_they_were_rounded_to(dtype):
+    model = nn.Sequential(isonorm.IterNorm(48), isonorm.DBN(48, group_size=7))
+    direction, scales = torch.randn(1, 48), torch.logspace(-3, 1, 48)
+    for _ in range(30):  # singular: one direction, of very different sizes
+        model(torch.randn(64, 1) * direction * scales + 100)
+    state = {key: value.to(dtype) for key, value in model.state_dict().items()}
+    isonorm.load_checkpoint(
+        nn.Sequential(isonorm.IterNorm(48), isonorm.DBN(48, group_size=7)), state
+    )
+
+
+def test_nothing_is_loaded_into_a_lazy_model():
+    with pytest.raises(ValueError, match="'weight' of the model is lazy: pass a batch through"):
+        isonorm.load_checkpoint(nn.LazyLinear(3), nn.Linear(2, 3).state_dict())
 
 
 def test_nothing_is_loaded_into_a_model_without_memory():
