@@ -199,7 +199,7 @@ def test_a_checkpoint_of_a_channels_last_model_is_loaded_into_its_own_order(opti
     checkpoints.save_weights(tmp_path / "weights", model, {})
 
     other, others_steps = make()
-    checkpoints.load(tmp_path / "checkpoint", other, others_steps)
+    checkpoints.Checkpoint(tmp_path / "checkpoint").load_into(other, others_steps)
     torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(state(others_steps), state(steps), rtol=0, atol=0)
     assert laid_out(other, others_steps) == laid_out(model, steps)
@@ -231,7 +231,7 @@ def test_a_checkpoint_that_was_cut_short_is_answered_in_one_sentence(data, tmp_p
     plan = Plan(epochs=1, batch_size=256, lr=0.1)
     train(small_mlp(), data, plan, seed=0, checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"is not a checkpoint.*or was cut short.*remove it"):
+    with pytest.raises(ValueError, match=r"cannot be resumed from .*was cut short.*remove it"):
         train(small_mlp(), data, plan, seed=0, checkpoint=path)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis import fisher_condition
-from . import checkpoints, memory
+from . import checkpoints, memory, records
 from .data import DataSet
 from .devices import make_fabric
 from .objective import Objective, compiling
@@ -126,11 +126,13 @@ def train(
     module, stepper = fabric.setup(objective, optimizer)
     curve: list[Epoch] = []
     if checkpoint is not None and checkpoint.exists():
-        notes = checkpoints.load(checkpoint, module._forward_module, optimizer)
-        curve = [Epoch(**epoch) for epoch in notes["curve"]]
-        batches.load_state_dict(notes["batches"])
-        if mixup is not None:
-            mixup.load_state_dict(notes["mixup"])
+        saved = checkpoints.Checkpoint(checkpoint)
+        with saved.reading():
+            curve = _curve(saved.notes["curve"], plan.epochs)
+            batches.load_state_dict(saved.notes["batches"])
+            if mixup is not None:
+                mixup.load_state_dict(saved.notes["mixup"])
+        saved.load_into(module._forward_module, optimizer)
     peak = math.nan
     if measure_memory and fabric.device.type == "cpu":
         peak = memory_of_a_step(model, data, plan, fabric, compile_mode)
@@ -188,6 +190,17 @@ def train(
                 )
             on_epoch(curve[-1])
     return Result(tuple(curve), steps)
+
+
+def _curve(rows: Any, epochs: int) -> list[Epoch]:
+    """Return the epochs of a checkpoint: numbered from 1, each with all its numbers."""
+    curve = []
+    for number, row in enumerate(rows, start=1):
+        if records.told(row, "number", int) != number or number > epochs:
+            raise ValueError(f"epoch {row['number']} cannot be number {number} of {epochs}")
+        curve.append(Epoch(**{"number": number, **{key: records.told(row, key, float)
+                                                 for key in row if key != "number"}}))  # fmt: skip
+    return curve
 
 
 def memory_of_a_step(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .sampler import set_generator
 from .transfer import to_device
 
 _SEEDS = 2**63 - 1
@@ -103,4 +104,4 @@ class Mixup:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
+        set_generator(self._generator, state["generator"])

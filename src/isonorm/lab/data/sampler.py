@@ -128,11 +128,22 @@ class Sampler:
                     f"the saved order has {name}={state[name]}, this one {getattr(self, name)}: "
                     "resume with the same data and batch size."
                 )
-        if not 0 <= state["position"] <= len(self):
+        epoch, position = state["epoch"], state["position"]
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"the saved order is of epoch {epoch!r}, which is no number of one.")
+        if type(position) is not int or not 0 <= position <= len(self):
             raise ValueError(
-                f"the saved order stopped after batch {state['position']} of an epoch, which has "
+                f"the saved order stopped after batch {position!r} of an epoch, which has "
                 f"{len(self)} here: resume with the same drop_last."
             )
-        self._generator.set_state(state["generator"])
+        set_generator(self._generator, state["generator"])
         self._at_start = self._generator.get_state()
-        self.epoch, self.position = state["epoch"], state["position"]
+        self.epoch, self.position = epoch, position
+
+
+def set_generator(generator: torch.Generator, state: Any) -> None:
+    """Set a generator's state, if it is one."""
+    like = generator.get_state()
+    if not isinstance(state, Tensor) or (state.dtype, state.shape) != (like.dtype, like.shape):
+        raise ValueError("the saved random state is none of torch's generator on a CPU.")
+    generator.set_state(state)
