@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from .pickles import read_pickle
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
+_BESIDE_PIXELS = 128  # bytes for each image's labels and name: the published files need up to 40
+_TEST_IMAGES = 10_000
 
 Decoder = Callable[[bytes, Path], tuple[np.ndarray, np.ndarray]]
 
@@ -31,6 +34,13 @@ class Release:
     train: tuple[str, ...]
     test: str
     decode: Decoder  # the content of one file to images (n, 3072) and labels (n,)
+    images: int  # in each training file; there are 10,000 in the one to test on
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The most bytes that each file may have: its images, with labels and names."""
+        counts = {**dict.fromkeys(self.train, self.images), self.test: _TEST_IMAGES}
+        return {name: count * (_PIXELS + _BESIDE_PIXELS) for name, count in counts.items()}
 
 
 def cifar10(folder: Folder) -> DataSet:
@@ -72,16 +82,27 @@ def _python(labels_key: str) -> Decoder:
         if not (
             isinstance(images, np.ndarray)
             and isinstance(labels, list)
-            and all(isinstance(label, int) for label in labels)
+            and all(type(label) is int for label in labels)
             and images.shape == (len(labels), _PIXELS)
         ):
             raise DataError(
                 f"{path} is not a CIFAR pickle: expected 'data', n × {_PIXELS} bytes, and "
-                f"'{labels_key}', a list of n numbers; it has {', '.join(batch) or 'nothing'}."
+                f"'{labels_key}', a list of n numbers; it has {_listed(batch)}."
+            )
+        bits = max((label.bit_length() for label in labels), default=0)
+        if bits > 63:
+            raise DataError(
+                f"{path} holds a label of {bits} bits, which is no class: it is damaged."
             )
         return images, np.array(labels, np.int64)
 
     return decode
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the first names in one line that can be printed."""
+    few = [f"{name:.40}" for name in islice(names, 10)]
+    return ", ".join(name if name.isprintable() else ascii(name) for name in few) or "nothing"
 
 
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -94,6 +115,7 @@ CIFAR10 = (
         tuple(f"{name}.bin" for name in _BATCHES),
         "test_batch.bin",
         _binary(label_bytes=1),
+        10_000,
     ),
     Release(
         "cifar-10-python.tar.gz",
@@ -102,6 +124,7 @@ CIFAR10 = (
         _BATCHES,
         "test_batch",
         _python("labels"),
+        10_000,
     ),
 )
 CIFAR100 = (
@@ -112,6 +135,7 @@ CIFAR100 = (
         ("train.bin",),
         "test.bin",
         _binary(label_bytes=2),
+        50_000,
     ),
     Release(
         "cifar-100-python.tar.gz",
@@ -120,6 +144,7 @@ CIFAR100 = (
         ("train",),
         "test",
         _python("fine_labels"),
+        50_000,
     ),
 )
 
@@ -159,6 +184,6 @@ def _contents(
     for release in releases:
         if (archive := folder.find(release.archive)) is not None:
             folder.check(archive, release.md5)
-            members = read_members(archive, (*release.train, release.test))
+            members = read_members(archive, release.largest)
             return release, {name: (archive / name, member) for name, member in members.items()}
     raise FilesMissing(releases[0].archive)

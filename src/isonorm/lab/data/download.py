@@ -88,8 +88,9 @@ def _receive(url: str, part: Path, meter: Meter) -> None:
         raise
     with answer:
         continues = answer.status == 206
-        announced = answer.headers.get("Content-Length")
-        total = None if announced is None else int(announced) + (there if continues else 0)
+        announced = answer.headers.get("Content-Length") or ""
+        known = announced.isascii() and announced.isdigit() and len(announced) < 20
+        total = int(announced) + (there if continues else 0) if known else None
         with part.open("ab" if continues else "wb") as file:
             _copy(answer, file, total, meter)
     arrived = part.stat().st_size

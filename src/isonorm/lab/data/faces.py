@@ -14,6 +14,7 @@ from .files import DataError, FilesMissing, Folder, checked_labels, whole_number
 from .mat import read_matrices
 
 _SIDE = 32
+_MOST_FACES = 11_554  # of PIE
 
 
 def yaleb(folder: Folder, *, test_fraction: float = 0.25, split_seed: int = 0) -> DataSet:
@@ -32,7 +33,8 @@ def _faces(
     path = folder.find(file)
     if path is None:
         raise FilesMissing(file)
-    faces, identities = read_matrices(path, "fea", "gnd")
+    most = _MOST_FACES * _SIDE * _SIDE
+    faces, identities = read_matrices(path, "fea", "gnd", most=most, itemsize=8)
     identities = identities.ravel()
     # Copies of these files differ in type, uint8 or double; the values are the same.
     if faces.shape != (len(identities), _SIDE * _SIDE) or not whole_numbers(faces, 0, 255).all():

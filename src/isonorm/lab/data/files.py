@@ -6,13 +6,17 @@ import gzip
 import hashlib
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
+
+#: What an archive may hold beside the files that are read: headers, a read-me, names of classes.
+_REST_OF_AN_ARCHIVE, _MOST_MEMBERS = 1 << 20, 100
 
 
 class DataError(ValueError):
@@ -53,35 +57,82 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a file, unpacked where its name ends in ``.gz``."""
+class _Bounded:
+    """What is unpacked from a file, up to a limit: a small file may unpack to terabytes."""
+
+    def __init__(self, unpacked: IO[bytes], path: Path, largest: int) -> None:
+        self._unpacked, self._path, self._left = unpacked, path, largest
+        self._largest = largest
+
+    def read(self, size: int) -> bytes:
+        content = self._unpacked.read(min(size, self._left + 1))
+        self._left -= len(content)
+        if self._left < 0:
+            raise DataError(
+                f"{self._path} unpacks to more than {self._largest:,} bytes, which is more than "
+                "the published files have: it is another file, or damaged."
+            )
+        return content
+
+
+def read_file(path: Path, largest: int) -> bytes:
+    """Return the content of a file, unpacked where its name ends in ``.gz``: then at most
+    ``largest`` bytes.
+    """
     if path.suffix != ".gz":
         return path.read_bytes()
     try:
-        return gzip.decompress(path.read_bytes())
+        with gzip.open(path) as unpacked:
+            return _Bounded(unpacked, path, largest).read(largest + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(_damaged(path, "gzip file", error)) from error
 
 
-def read_members(path: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Files of a ``.tar.gz`` by name, whatever folder they are in; nothing is unpacked to disk."""
-    wanted, found = set(names), dict[str, bytes]()
+def read_members(path: Path, largest: Mapping[str, int]) -> dict[str, bytes]:
+    """Return files of a ``.tar.gz`` by name, whatever folder they are in; nothing is unpacked to
+    disk. The names come with the most bytes that each may have.
+    """
+    found = dict[str, bytes]()
     try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                name = Path(member.name).name
-                if name in wanted and (file := archive.extractfile(member)) is not None:
-                    found[name] = file.read()
-    except (EOFError, OSError, tarfile.TarError, zlib.error) as error:
+        with gzip.open(path) as unpacked:
+            bounded = _Bounded(unpacked, path, sum(largest.values()) + _REST_OF_AN_ARCHIVE)
+            with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]
+                for number, member in enumerate(archive):
+                    name = Path(member.name).name
+                    if number >= _MOST_MEMBERS:
+                        raise DataError(
+                            f"{path} holds more than {_MOST_MEMBERS} files: it is another archive."
+                        )
+                    if name in largest:
+                        found[name] = _content(archive, member, path, largest[name])
+            while bounded.read(1 << 20):  # at the end is a checksum of everything
+                pass
+    except DataError:
+        raise
+    except Exception as error:  # whatever a foreign or damaged file makes tarfile stumble over
         raise DataError(_damaged(path, ".tar.gz archive", error)) from error
-    if lacking := sorted(wanted - found.keys()):
+    if lacking := sorted(largest.keys() - found.keys()):
         raise DataError(f"{path} lacks {', '.join(lacking)}: it is not the published archive.")
     return found
 
 
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, largest: int) -> bytes:
+    """Return the content of a plain file in an archive: links, and files with holes, are none."""
+    if not member.isreg() or member.issparse() or not 0 <= member.size <= largest:
+        raise DataError(
+            f"{path} holds {Path(member.name).name} otherwise than as a plain file of at most "
+            f"{largest:,} bytes: it is not the published archive."
+        )
+    file = archive.extractfile(member)
+    assert file is not None
+    return file.read()
+
+
 def checked_labels(values: np.ndarray, num_classes: int, path: Path, *, first: int = 0) -> Tensor:
-    """Classes from 0, if the file's labels are so many whole numbers that begin with ``first``."""
+    """Return classes from 0, if the labels are so many whole numbers that begin with ``first``."""
     last = first + num_classes - 1
+    if not len(values):
+        raise DataError(f"{path} holds no images: it is empty or cut short. Fetch it again.")
     wrong = values[~whole_numbers(values, first, last)]
     if len(wrong):
         raise DataError(
@@ -99,5 +150,5 @@ def whole_numbers(values: np.ndarray, first: int, last: int) -> np.ndarray:
 
 
 def _damaged(path: Path, kind: str, error: Exception) -> str:
-    reason = str(error).rstrip(".")
+    reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
     return f"{path} is not a whole {kind} ({reason}): delete it and fetch it again."

@@ -19,6 +19,8 @@ MD5 = {
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
+_IMAGES = 60_000
+_PIXELS = 28 * 28
 _UNSIGNED_BYTE = 0x08  # the only element type of IDX that MNIST uses
 
 
@@ -51,9 +53,9 @@ def _find(folder: Folder, name: str) -> Path:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """An array of bytes: 0, 0, the type, the rank, each size in four bytes, the elements."""
-    content = read_file(path)
+    """Return an array of bytes: 0, 0, the type, the rank, each size in four bytes, the elements."""
     header = 4 * (1 + rank)
+    content = read_file(path, header + _IMAGES * (_PIXELS if rank == 3 else 1))
     if content[:4] != bytes([0, 0, _UNSIGNED_BYTE, rank]) or len(content) < header:
         raise DataError(
             f"{path} is not an IDX file of unsigned bytes of rank {rank}: it begins with "
@@ -64,5 +66,10 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
         raise DataError(
             f"{path} holds {len(content) - header} bytes after its header, which announces "
             f"{' × '.join(map(str, shape))} = {math.prod(shape)}: delete it and fetch it again."
+        )
+    if 0 in shape:
+        raise DataError(
+            f"{path} announces {' × '.join(map(str, shape))} elements, which are none: delete it "
+            "and fetch it again."
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

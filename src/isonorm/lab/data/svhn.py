@@ -15,6 +15,7 @@ MD5 = {
     "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
     "extra_32x32.mat": "a93ce644f1a588dc4d68dda5feec44a7",
 }
+_IMAGES = {"train": 73_257, "test": 26_032, "extra": 531_131}
 
 
 def svhn(folder: Folder) -> DataSet:
@@ -42,7 +43,7 @@ def _part(folder: Folder, part: str) -> tuple[Tensor, Tensor]:
     if path is None:
         raise FilesMissing(name)
     folder.check(path, MD5[name])
-    images, labels = read_matrices(path, "X", "y")
+    images, labels = read_matrices(path, "X", "y", most=_IMAGES[part] * 3 * 32 * 32, itemsize=1)
     labels = labels.ravel()
     if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
         raise DataError(
