@@ -94,8 +94,8 @@ def test_a_study_by_name(tmp_path):
 
 
 def test_a_terminal_shows_which_study_runs(tmp_path, monkeypatch):
-    terminal = partial(Console, force_terminal=True, width=200)
-    monkeypatch.setattr(analyze, "Console", terminal)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
     ran = command("iternorm2019-fig1", "--out", str(tmp_path))
     before, _, _ = ran.stdout.partition(" s, ")
     assert "iternorm2019-fig1: What BatchNorm, DBN and IterNorm do" in before

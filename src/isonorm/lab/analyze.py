@@ -18,6 +18,8 @@ from rich.table import Table
 
 from ..analysis.plots import STYLE
 from . import environment, figures, records
+from .machine import MOST
+from .output import console_for_results, fail, say, show, shown
 from .settings import torch_threads
 from .studies import STUDIES, Claim, Study
 
@@ -34,7 +36,7 @@ def analyze(
         Path | None,
         typer.Option("--figures", metavar="FOLDER", help="Where NAME.png goes, if elsewhere."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=MOST, help="Threads for torch.")] = 1,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Only draw figures, from the records in --out.")
     ] = False,
@@ -45,31 +47,23 @@ def analyze(
     must show; the exit status is 1 where one of these does not hold. Some take seconds, some
     minutes.
     """
-    console = Console(soft_wrap=True)
+    console = console_for_results()
     if not names:
-        console.print(_listing())
-        return
+        return show(console, _listing())
     unknown = [name for name in names if name not in STUDIES and name != "all"]
     if unknown:
-        typer.echo(
-            f"isonorm: there is no study called {unknown[0]!r}: choose from {', '.join(STUDIES)}, "
-            "all.",
-            err=True,
+        fail(
+            f"there is no study called {unknown[0]!r}: choose from {', '.join(STUDIES)}, all.",
+            code=2,
         )
-        raise typer.Exit(2)
     chosen = list(STUDIES if "all" in names else dict.fromkeys(names))
     drawn = figures_in or out
     try:
         failed = _run_all(console, chosen, out, drawn, threads, redraw)
     except OSError as error:
-        typer.echo(
-            f"isonorm: cannot write to {error.filename or out}: {error.strerror or error}.",
-            err=True,
-        )
-        raise typer.Exit(1) from None
+        fail(f"cannot write to {error.filename or out}: {error.strerror or error}.", code=1)
     except KeyboardInterrupt:
-        typer.echo(f"isonorm: interrupted; studies that had ended are in {out}.", err=True)
-        raise typer.Exit(130) from None
+        fail(f"interrupted; studies that had ended are in {out}.", code=130)
     if failed:
         raise typer.Exit(1)
 
@@ -85,12 +79,13 @@ def _run_all(
         if redraw:
             _redraw(STUDIES[name], out, figures_in)
             continue
-        with console.status(f"{name}: {STUDIES[name].title} …"):  # on a terminal: it takes time
+        spinner = "dots" if console.encoding.startswith("utf") else "line"
+        # on a terminal: it takes time
+        with console.status(shown(f"{name}: {STUDIES[name].title} …"), spinner=spinner):
             content, claims = carry_out(STUDIES[name], out, figures_in, threads)
-        console.print(f"{name}: {content['seconds']:.0f} s, {out / name}.json", highlight=False)
+        say(console, f"{name}: {content['seconds']:.0f} s, {out / name}.json")
         for claim in claims:
-            console.print(f"  {'holds' if claim.holds else 'FAILS'}: {claim.sentence}",
-                          highlight=False)  # fmt: skip
+            say(console, f"  {'holds' if claim.holds else 'FAILS'}: {claim.sentence}")
             failed = failed or not claim.holds
     return failed
 
@@ -142,12 +137,11 @@ def _draw(study: Study, result: dict[str, Any], folder: Path) -> None:
 def _redraw(study: Study, out: Path, folder: Path) -> None:
     record = out / f"{study.name}.json"
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError) as error:
-        wrong = "there is no" if isinstance(error, FileNotFoundError) else "this is not a record:"
-        typer.echo(f"isonorm: {wrong} {record}: run the study without --redraw.", err=True)
-        raise typer.Exit(2) from None
-    _draw(study, content, folder)
+        _draw(study, json.loads(record.read_text(encoding="utf-8")), folder)
+    except FileNotFoundError:
+        fail(f"there is no {record}: run the study without --redraw.", code=2)
+    except records.NOT_AS_WRITTEN:
+        fail(f"this is not a record: {record}: run the study without --redraw.", code=2)
 
 
 def _listing() -> Table:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 try:
     import typer
     from rich.table import Table
+    from typer.core import TyperGroup
 
-    from .. import list_norms
+    from .. import __version__, list_norms
     from ..registry import REGISTRY
     from .analyze import analyze
     from .compare import compare
     from .comparison import WEIGHT_NORMS
     from .data import listing, load
     from .options import NoVerify
-    from .output import console_for_results, fail
+    from .output import complain, console_for_results, fail, say, show, standard_streams
     from .publish import record, report
     from .reproduce import check, recipes, run
 except ModuleNotFoundError as missing:
@@ -30,13 +32,69 @@ except KeyboardInterrupt:  # these imports take seconds
     print("isonorm: stopped before anything was begun.", file=sys.stderr)
     sys.exit(130)  # what a shell expects of a program that Ctrl-C ended
 
+#: What typer raises for words of the command line that it cannot use.
+_WrongWords = typer.BadParameter.__mro__[2]
+
+
+class _Commands(TyperGroup):
+    """The commands, with output that cannot fail, and one sentence for whatever goes wrong."""
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        with standard_streams() as output:
+            code = self._status(words, **extra)
+            output.flush()
+        sys.exit(output.status(code))
+
+    def _status(self, words: list[str], **extra: Any) -> int:
+        """Run a command and return the status it ends with."""
+        try:
+            ended = super().main(words, "isonorm", standalone_mode=False, **extra)
+        except _WrongWords as error:
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context else "isonorm"
+            message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+            sentence = message[:1].lower() + message[1:].rstrip(".")
+            complain(f"{sentence}. '{path} --help' tells what there is.")
+            return 2
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            complain(f"cannot go on: {place}{error.strerror or error}.")
+            return 1
+        return ended if isinstance(ended, int) else 0
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Compare normalizations of deep networks.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        say(console_for_results(), f"isonorm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Compare normalizations of deep networks."""
+
 
 for command in (compare, analyze, recipes, run, check, record, report):
     app.command()(command)
@@ -56,7 +114,7 @@ def norms(
     table.add_column("paper")
     for name in names:
         table.add_row(name, REGISTRY[name].paper)
-    console_for_results().print(table)
+    show(console_for_results(), table)
 
 
 @app.command()
@@ -78,15 +136,15 @@ def data(
             fail("--download fetches one data set: name it.", code=2)
         if no_verify:
             fail("--no-verify reads one data set: name it.", code=2)
-        console.print(listing.overview(folder))
+        show(console, listing.overview(folder))
         return
     try:
         found = load(name, folder, download=download, verify=not no_verify)
-        console.print(listing.inspection(found))
     except ValueError as error:
         fail(str(error), code=2)
     except OSError as error:
         fail(f"cannot read {error.filename or name}: {error.strerror or error}.", code=1)
+    show(console, listing.inspection(found))
 
 
 if __name__ == "__main__":

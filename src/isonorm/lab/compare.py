@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import options, run_files
+from . import options, records, run_files
 from .comparison import SCHEDULES, WEIGHT_NORMS, Comparison
 from .data import SOURCES
 from .data.sources import source_of
@@ -84,7 +84,11 @@ def compare(
     ] = _DEFAULT.schedule,
     seeds: Annotated[
         int,
-        typer.Option(min=1, help="Runs of each normalization: other initial weights and batches."),
+        typer.Option(
+            min=1,
+            max=records.MOST_SEEDS,
+            help="Runs of each normalization: other initial weights and batches.",
+        ),
     ] = 3,
     threshold: Annotated[
         float,

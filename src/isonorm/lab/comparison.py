@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from .convolutions import CONVOLUTIONS
 from .data import DataSet
-from .devices import choose, make_fabric
+from .devices import check_between, choose, make_fabric
 from .ingredients import build
 from .models import MLP
 from .models.registry import find_model, options_of
@@ -34,6 +33,7 @@ SCHEDULES: dict[str, Callable[[int], Schedule]] = {
 }
 
 _MLP_DEPTH, _MLP_WIDTH = 4, 100
+_MOST_DEPTH, _MOST_WIDTH = 1_000, 100_000
 _FEW = 16  # images on which a network is tried
 
 
@@ -71,11 +71,10 @@ class Comparison:
         object.__setattr__(self, "norms", parse_list(",".join(self.norms), WEIGHT_NORMS))
         choose("schedule", self.schedule, tuple(SCHEDULES))
         choose("spread", self.spread, ("mean", "median"))
-        for name in ("width", "lr", "momentum", "weight_decay"):
-            if not math.isfinite(getattr(self, name) or 0):
-                raise ValueError(
-                    f"{name.replace('_', ' ')} must be a finite number; got {getattr(self, name)}."
-                )
+        if self.depth is not None:
+            check_between("depth", self.depth, 1, _MOST_DEPTH)
+        if self.width is not None:
+            check_between("width", self.width, 0, _MOST_WIDTH)
         if not 0 < self.threshold <= 1:
             raise ValueError(
                 "threshold is a test accuracy, above 0 and at most 1, such as 0.95; got "
@@ -179,9 +178,10 @@ def check_fit(recipe: Recipe, data: DataSet) -> None:
     first = recipe.configurations[0]
     training, _ = open_streams(data, first.plan, seed=0, fabric=make_fabric("cpu"))
     images = next(iter(training))[0][:_FEW]
-    plain = build(replace(first, norm=PLAIN, conv=PLAIN), data)
+    plain = replace(first, norm=PLAIN, conv=PLAIN)
     shape = " × ".join(map(str, images.shape[1:]))
-    logits = _try(plain, images, f"{first.model} does not fit the {shape} images of {data.name}")
+    refusal = f"{first.model} does not fit the {shape} images of {data.name}"
+    logits = _try(lambda x: build(plain, data)(x), images, refusal)
     if logits.shape[1] != data.num_classes:
         raise ValueError(
             f"{first.model} tells {logits.shape[1]} classes apart, and {data.name} has "
@@ -195,8 +195,8 @@ def check_fit(recipe: Recipe, data: DataSet) -> None:
 def _try(network: Callable[[Tensor], Tensor], images: Tensor, refusal: str) -> Tensor:
     try:
         return network(images)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except (MemoryError, OverflowError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(f"{refusal}: {reason}") from error
 
 

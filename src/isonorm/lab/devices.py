@@ -79,6 +79,13 @@ def make_fabric(
         raise ValueError(f"cannot use {devices} × {device} here ({reason}).") from error
 
 
+def check_between(name: str, value: float, least: float, most: float) -> None:
+    """Refuse a number outside these bounds, and NaN."""
+    if not least <= value <= most:
+        words = name.replace("_", " ")
+        raise ValueError(f"{words} must be between {least:,} and {most:,}; got {value}.")
+
+
 def choose(name: str, value: str, among: tuple[str, ...]) -> None:
     """Refuses a value that is none of these."""
     if value not in among:

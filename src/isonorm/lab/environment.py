@@ -50,7 +50,7 @@ def _processor() -> str:
     """The processor's model, which on Linux ``platform.processor`` does not tell."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
+        for line in cpuinfo.read_text("utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 return value.strip()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..surgery import convert_sync
-from .devices import choose, make_fabric
+from .devices import check_between, choose, make_fabric
 from .objective import CUDA_GRAPHS
 from .settings import float32_products, torch_threads, without_advice_on_tf32
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: How networks are compiled: not at all, by torch.compile, or by it into CUDA graphs.
 COMPILE_MODES = {"no": None, "yes": "default", "graphs": CUDA_GRAPHS}
+
+#: Devices, nodes, threads and jobs: more would exhaust the machine before anything is trained.
+MOST = 1024
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         for name in ("devices", "nodes", "threads", "jobs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+            check_between(name, getattr(self, name), 1, MOST)
         if self.jobs > 1 and self.devices * self.nodes > 1:
             raise ValueError(
                 f"jobs {self.jobs} shares one device, and devices {self.devices} on nodes "

@@ -15,7 +15,7 @@ from .experiment import Experiment
 from .jobs import WorkerLost
 from .lock import InUse, sole_use
 from .objective import CompilerFailed
-from .output import console_for_results, fail, say
+from .output import console_for_results, fail, say, show
 from .pages.run import REPORT
 from .presentation import print_verdicts, results_table, stopped
 from .progress import progress_on
@@ -67,7 +67,7 @@ def _new_folder(experiment: Experiment, name: str) -> Path:
 
 def _report(console: Console, experiment: Experiment) -> None:
     if experiment.by_configuration():
-        console.print(results_table(experiment))
+        show(console, results_table(experiment))
         print_verdicts(console, experiment)
         where = f"Results, curves and figures are in {experiment.folder}"
         say(console, f"{where}, and {REPORT} shows them")

@@ -11,10 +11,17 @@ from torch.optim import Optimizer
 from ..optim import LAMB, LANS, LARS
 from .data import FlipAndCrop, Mixup
 from .data.standardize import Per
+from .devices import check_between
 from .schedules import CONSTANT, Schedule
 
 #: Makes an optimizer for the parameters of a model.
 MakeOptimizer = Callable[[nn.Module, "Plan"], Optimizer]
+
+MOST_EPOCHS = 1_000_000
+#: Of learning rate, momentum and weight decay: products of them with a schedule's factors and an
+#: optimizer's corrections stay far from the largest float32.
+MOST_RATE = 1_000_000
+_WORDS = {"lr": "the learning rate"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not isinstance(self.epochs, int) or self.epochs < 1:
             raise ValueError(f"epochs must be a whole number, at least 1; got {self.epochs!r}.")
+        check_between("epochs", self.epochs, 1, MOST_EPOCHS)
+        for name in ("lr", "momentum", "weight_decay"):
+            check_between(_WORDS.get(name, name), getattr(self, name), 0, MOST_RATE)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"there is no optimizer called {self.optimizer!r}: choose from "

@@ -17,7 +17,7 @@ from .experiment import Experiment
 from .measuring.presentation import print_measurement
 from .measuring.run import Measuring
 from .measuring.words import Measurement
-from .output import say
+from .output import say, show
 from .recipe import Recipe
 from .tables import tabulate
 
@@ -106,7 +106,7 @@ def print_recipe(console: Console, recipe: Recipe | Measurement) -> None:
         words = c.describe()
         table.add_row(c.name, words["network"], words["norm"], paper)
         plans.setdefault(words["training"], []).append(c.name)
-    console.print(table)
+    show(console, table)
     for plan, names in plans.items():
         say(console, f"Trained: {plan} ({'all' if len(plans) == 1 else '; '.join(names)}).")
     for heading, lines in (

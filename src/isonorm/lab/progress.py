@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from .output import say, shown
 from .train import Epoch, Result
 
 
@@ -72,7 +73,7 @@ class LiveProgress:
             self._finished and len(self._finished) + lines_besides_finished > self._console.height
         ):
             self._bars.update(self._finished.popleft(), visible=False)
-        task = self._bars.add_task(escape(run), total=epochs, standing="")
+        task = self._bars.add_task(escape(shown(run)), total=epochs, standing="")
         return _LiveBar(self._bars, task, epochs, all_runs=self._all, on_finish=self._finish)
 
     def _finish(self, task: TaskID) -> None:
@@ -139,7 +140,7 @@ class _Line:
         self._say(f"{standing}, {monotonic() - self._began:.1f} s")
 
     def _say(self, text: str) -> None:
-        self._console.print(f"{self._prefix} {text}", markup=False, highlight=False, soft_wrap=True)
+        say(self._console, f"{self._prefix} {text}")
 
 
 def _standing(epoch: Epoch) -> str:

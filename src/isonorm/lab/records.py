@@ -21,6 +21,14 @@ from typing import Any, TypeVar
 
 Told = TypeVar("Told")
 
+#: Errors of code that meets other values in a file than were written there.
+NOT_AS_WRITTEN = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+_DAMAGE = (OSError, EOFError, zlib.error, csv.Error, *NOT_AS_WRITTEN)
+#: Seeds of a run, of which a list is made.
+MOST_SEEDS = 10_000
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
@@ -73,7 +81,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """JSON that any reader accepts: a number that is not finite becomes null."""
     text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        # a folder's name that is not UTF-8 stays what it is: JSON has an escape for its bytes
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -96,7 +105,7 @@ def reading(path: Path) -> Iterator[None]:
     """Around the reading of a file that a run has left: damage is told in one sentence."""
     try:
         yield
-    except (OSError, EOFError, zlib.error, csv.Error, KeyError, TypeError, ValueError) as error:
+    except _DAMAGE as error:
         raise ValueError(
             f"{path} is missing or damaged, and with it what was found: begin a new run."
         ) from error
@@ -110,9 +119,9 @@ def told(content: Mapping[str, Any], key: str, kind: type[Told]) -> Told:
     return value
 
 
-def told_count(content: Mapping[str, Any], key: str) -> int:
+def told_count(content: Mapping[str, Any], key: str, most: int = 2**31) -> int:
     """A number of things, of which there is one at least; inside ``reading``."""
-    if (number := told(content, key, int)) < 1:
+    if not 1 <= (number := told(content, key, int)) <= most:
         raise ValueError(f"{key} is {number}")
     return number
 

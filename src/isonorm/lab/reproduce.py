@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from . import options, run_files
+from . import options, records, run_files
 from .devices import STRATEGIES, resolve_device
 from .experiment import Experiment
 from .machine import Machine
 from .measuring import command as measuring
-from .output import console_for_results, fail, say
+from .output import console_for_results, fail, say, show
 from .perform import perform
 from .presentation import print_recipe, print_verdicts, print_verdicts_of_then, recipes_table
 from .recipes import all_recipes, find_any, find_recipe
@@ -29,13 +29,13 @@ def recipes(
     numbers.
     """
     console = console_for_results()
+    if not name:
+        return show(console, recipes_table(all_recipes().values()))
     try:
-        if name:
-            print_recipe(console, find_any(name))
-        else:
-            console.print(recipes_table(all_recipes().values()))
+        recipe = find_any(name)
     except ValueError as error:
         fail(str(error), code=2)
+    print_recipe(console, recipe)
 
 
 def run(
@@ -58,7 +58,12 @@ def run(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=0, help="Runs of each configuration; 0: as many as the paper's.")
+        int,
+        typer.Option(
+            min=0,
+            max=records.MOST_SEEDS,
+            help="Runs of each configuration; 0: as many as the paper's.",
+        ),
     ] = 0,
     device: options.Device = "auto",
     devices: Annotated[

@@ -117,6 +117,8 @@ def read(folder: Path) -> Experiment:
         curves = folder / CURVES
     with records.reading(curves):
         results = _results(curves, content["runs"])
+        for trial in results:
+            trial.stem(recipe)  # of a configuration that is there
     with records.reading(folder / RESULT):
         return Experiment(
             **begun,
@@ -145,7 +147,7 @@ def begun_with(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"scale is {content['scale']!r}")
     return {
         "scale": content["scale"],
-        "seeds": records.told_count(content, "seeds"),
+        "seeds": records.told_count(content, "seeds", records.MOST_SEEDS),
         "machine": Machine(**machine),
         "started": datetime.fromisoformat(content["started"]),
         "status": records.told(content, "status", str),
@@ -169,11 +171,13 @@ def read_content(folder: Path) -> dict[str, Any]:
         content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         if isinstance(content["recipe"], str) and isinstance(content["scale"], str):
             return content
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # whatever it is, it is not that
-    damaged = " whole" if (folder / RESULT).exists() else ""
+        whole = " whole"
+    except FileNotFoundError:
+        whole = ""
+    except (OSError, RecursionError, ValueError, KeyError, TypeError):
+        whole = " whole"  # whatever it is, it is not that
     raise ValueError(
-        f"{folder} is not the folder of a run: there is no{damaged} {RESULT} of 'isonorm run' or "
+        f"{folder} is not the folder of a run: there is no{whole} {RESULT} of 'isonorm run' or "
         "'isonorm compare' in it."
     )
 

@@ -14,7 +14,7 @@ from ..comparison import count
 from ..devices import resolve_device
 from ..lock import InUse, sole_use
 from ..machine import Machine
-from ..output import console_for_results, fail, say
+from ..output import console_for_results, fail, say, show
 from ..pages.run import REPORT
 from ..recipes import all_recipes
 from ..run_files import read_content
@@ -104,7 +104,7 @@ def _find(name: str) -> Measurement:
 
 def _report(console: Console, measuring: Measuring) -> None:
     if measuring.results:
-        console.print(results_table(measuring))
+        show(console, results_table(measuring))
         presentation.print_verdicts(console, measuring)
         say(console, f"Results and figures are in {measuring.folder}, and {REPORT} shows them")
     if measuring.status == "interrupted":

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..cost import RATES
-from ..output import say
+from ..output import say, show
 from ..summary import Estimate
 from .meters import build, count
 from .run import Measuring, Turn
@@ -48,7 +48,7 @@ def print_measurement(console: Console, recipe: Measurement) -> None:
         shape = " × ".join(map(str, layer.shape))
         formula = _formula(recipe, layer.name)
         table.add_row(layer.name, layer.layer, shape, _paper(recipe, layer.name), formula)
-    console.print(table)
+    show(console, table)
     for heading, lines in (
         ("Measured:", [f"{key}: {MEASURES[key]}" for key in recipe.measures]),
         ("The paper claims:", [claim.text for claim in recipe.claims]),

@@ -162,7 +162,7 @@ def read(folder: Path, find: Callable[[str], Measurement]) -> Measuring:
     recipe = run_files.as_run(find(content["recipe"]), content)
     run_files.check_definition(recipe, content, folder)
     with records.reading(folder / RESULT):
-        turns = [(run["name"], run["seed"]) for run in content["runs"]]
+        turns = [(recipe[run["name"]].name, run["seed"]) for run in content["runs"]]
     with records.reading(folder / MEASUREMENTS):
         measured = _measured(folder / MEASUREMENTS, recipe.measures)
         results = {turn: measured[turn] for turn in turns}

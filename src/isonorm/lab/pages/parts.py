@@ -34,7 +34,7 @@ def page(title: str, *content: str) -> str:
 def write(path: Path, document: str) -> None:
     """The page at ``path``, whole or not at all."""
     with records.whole_file(path) as temporary:
-        temporary.write_text(document, encoding="utf-8")
+        temporary.write_text(document, encoding="utf-8", errors="backslashreplace")
 
 
 def header(title: str, kicker: str, *more: str) -> Markup:

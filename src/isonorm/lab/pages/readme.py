@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..claims import in_words
 from ..ledger import Entry, Ledger, recorded
+from ..output import visible
 from ..tables import estimate_text, papers_number, shown_measures
 from .all_records import tally
 from .parts import write
@@ -35,7 +39,7 @@ def table(ledger: Ledger, root: Path) -> str:
     for paper in ledger.papers():
         for exhibit, found in ledger.of_paper(paper):
             for entry in recorded(found):
-                where = os.path.relpath(entry.path.resolve(), root).replace(os.sep, "/")
+                where = quote(os.path.relpath(entry.path.resolve(), root).replace(os.sep, "/"))
                 shows = f"[{_plain(entry.title)}]({where})"
                 numbers = _plain("; ".join(_numbers(entry)))
                 rows.append([f"{paper.short}, {exhibit.label}", shows, entry.counts, numbers])
@@ -67,7 +71,10 @@ def _numbers(entry: Entry) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that does not end a cell or a link."""
-    for sign in "\\|[]":
-        text = text.replace(sign, f"\\{sign}")
-    return text
+    r"""Return text that stays text in Markdown: in one line, without markup of its own.
+
+    >>> print(_plain("a|b <b> *c*"))
+    a\|b &lt;b&gt; \*c\*
+    """
+    text = escape(visible(text), quote=False)
+    return re.sub(r"([\\|\[\]`*_~])", r"\\\1", text)
