@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from isonorm.lab import analyze

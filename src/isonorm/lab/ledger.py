@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from .papers import PAPERS, Exhibit, Paper
 from .recipes import all_recipes, command_for
+from .records import NOT_AS_WRITTEN, Damaged
 from .rejudge import current_run, is_current, rejudged
 from .run_files import RESULT
 from .studies import STUDIES
@@ -103,10 +104,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All entries by name, and the benchmarks' records by theirs."""
+    """All entries by name, and the benchmarks' records by their files."""
 
     entries: dict[str, list[Entry]]  # a recipe and a study may share a name: one figure
-    benchmarks: dict[str, dict[str, Any]]
+    benchmarks: dict[Path, dict[str, Any]]
 
     def papers(self) -> Iterator[Paper]:
         """The papers, then by its recipes' word for it each that the list does not know yet."""
@@ -143,7 +144,7 @@ def read(folder: Path) -> Ledger:
         content = _read(path, *_OF_RUN)
         entry = Entry("recipe", name, recipe.title, command_for(recipe), path, content)
         if content is not None:
-            with showing(entry):
+            with showing(entry.path, entry.name):
                 run = current_run(recipe, content, path.parent)
                 entry = replace(entry, content=rejudged(content, run))
         entries.setdefault(name, []).append(entry)
@@ -153,22 +154,24 @@ def read(folder: Path) -> Ledger:
         entries.setdefault(name, []).append(
             Entry("study", name, study.title, command, path, _read(path, *_OF_STUDY))
         )
-    benchmarks = {path.stem: content for path in sorted(folder.glob("*.json"))
+    benchmarks = {path: content for path in sorted(folder.glob("*.json"))
                   if (content := _read(path)) is not None}  # fmt: skip
     for entry in recorded([entry for found in entries.values() for entry in found]):
-        with showing(entry):
+        with showing(entry.path, entry.name):
             _ = entry.counts, entry.caveats
     return Ledger(entries, benchmarks)
 
 
 @contextmanager
-def showing(entry: Entry) -> Iterator[None]:
-    """Around whatever looks into a record: JSON of another kind is told in one sentence."""
+def showing(path: Path, name: str) -> Iterator[None]:
+    """Refuse in one sentence JSON of another kind, which the block meets in a record of a name."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except Damaged:
+        raise
+    except (*NOT_AS_WRITTEN, RuntimeError) as error:  # RuntimeError: torch, of what is no array
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{entry.path} is not a record of {entry.name} ({reason}).") from error
+        raise Damaged(f"{path} is not a record of {name} ({reason}).") from error
 
 
 def recorded(found: Sequence[Entry]) -> list[Entry]:

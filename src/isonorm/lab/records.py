@@ -100,13 +100,17 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         temporary.write_bytes(content)
 
 
+class Damaged(ValueError):
+    """A file holds something else than was written there; the message is a sentence."""
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Around the reading of a file that a run has left: damage is told in one sentence."""
     try:
         yield
     except _DAMAGE as error:
-        raise ValueError(
+        raise Damaged(
             f"{path} is missing or damaged, and with it what was found: begin a new run."
         ) from error
 

@@ -186,7 +186,7 @@ def test_every_benchmark_on_record_has_numbers_on_the_page():
     from isonorm.lab.pages import benchmarks
     from tests.lab.pages.helpers import Parsed
 
-    for name, content in ledger.read(ROOT / "records").benchmarks.items():
+    for path, content in ledger.read(ROOT / "records").benchmarks.items():
         page = Parsed(benchmarks.section(name, content, "anchor"))
         assert page.all("td"), name
         assert benchmarks.title(name) != name, "a title is missing"

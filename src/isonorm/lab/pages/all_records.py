@@ -92,7 +92,7 @@ def anchor(entry: Entry) -> str:
 
 def _entry(exhibit: Exhibit, entry: Entry) -> Markup:
     assert entry.content is not None
-    with showing(entry):
+    with showing(entry.path, entry.name):
         body = list(_run(entry) if entry.kind == "recipe" else _study(entry))
     title = f"{exhibit.label}: {entry.title}"
     return parts.section(title, *body, anchor=anchor(entry), level=3)
@@ -126,11 +126,8 @@ def _study(entry: Entry) -> Iterator[Markup]:
 def _benchmarks(ledger: Ledger) -> Markup:
     if not ledger.benchmarks:
         return Markup("")
-    return parts.section(
-        "Benchmarks of speed, memory and cost",
-        *(
-            benchmarks.section(name, content, f"benchmark-{name}")
-            for name, content in ledger.benchmarks.items()
-        ),
-        anchor="benchmarks",
-    )
+    sections = []
+    for path, content in ledger.benchmarks.items():
+        with showing(path, path.stem):
+            sections.append(benchmarks.section(path.stem, content, f"benchmark-{path.stem}"))
+    return parts.section("Benchmarks of speed, memory and cost", *sections, anchor="benchmarks")

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..claims import in_words
-from ..ledger import Entry, Ledger, recorded
+from ..ledger import Entry, Ledger, recorded, showing
 from ..output import visible
 from ..tables import estimate_text, papers_number, shown_measures
 from .all_records import tally
@@ -41,7 +41,8 @@ def table(ledger: Ledger, root: Path) -> str:
             for entry in recorded(found):
                 where = quote(os.path.relpath(entry.path.resolve(), root).replace(os.sep, "/"))
                 shows = f"[{_plain(entry.title)}]({where})"
-                numbers = _plain("; ".join(_numbers(entry)))
+                with showing(entry.path, entry.name):
+                    numbers = _plain("; ".join(_numbers(entry)))
                 rows.append([f"{paper.short}, {exhibit.label}", shows, entry.counts, numbers])
     headings = ["paper", "shows", "claims", "key numbers (the paper's)"]
     if not any(row[-1] for row in rows):
