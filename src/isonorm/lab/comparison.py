@@ -188,7 +188,7 @@ def check_fit(recipe: Recipe, data: DataSet) -> None:
             f"{data.num_classes}: choose another network."
         )
     for configuration in recipe.configurations:
-        refusal = f"{configuration.name} does not fit this network"
+        refusal = f"{configuration.name} cannot be used here"
         _try(lambda x, c=configuration: build(c, data)(x), images, refusal)
 
 

@@ -21,7 +21,6 @@ MOST_EPOCHS = 1_000_000
 #: Of learning rate, momentum and weight decay: products of them with a schedule's factors and an
 #: optimizer's corrections stay far from the largest float32.
 MOST_RATE = 1_000_000
-_WORDS = {"lr": "the learning rate"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Plan:
             raise ValueError(f"epochs must be a whole number, at least 1; got {self.epochs!r}.")
         check_between("epochs", self.epochs, 1, MOST_EPOCHS)
         for name in ("lr", "momentum", "weight_decay"):
-            check_between(_WORDS.get(name, name), getattr(self, name), 0, MOST_RATE)
+            check_between(name, getattr(self, name), 0, MOST_RATE)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"there is no optimizer called {self.optimizer!r}: choose from "

@@ -187,9 +187,9 @@ def test_every_benchmark_on_record_has_numbers_on_the_page():
     from tests.lab.pages.helpers import Parsed
 
     for path, content in ledger.read(ROOT / "records").benchmarks.items():
-        page = Parsed(benchmarks.section(name, content, "anchor"))
-        assert page.all("td"), name
-        assert benchmarks.title(name) != name, "a title is missing"
+        page = Parsed(benchmarks.section(path.stem, content, "anchor"))
+        assert page.all("td"), path
+        assert benchmarks.title(path.stem) != path.stem, "a title is missing"
         assert "/root/" not in page.texts[0]
 
 
