@@ -22,7 +22,7 @@ class Model(nn.Module):
     def forward(self, x):
         if self.by_keyword:
             # the residual first: what counts is the order of the layer's own parameters
-            y = self.norm(residual=torch.zeros_like(x), x=self.first(input=x))
+            y = self.norm(residual=torch.zeros_like(x), input=self.first(input=x))
             return self.last(input=y)
         return self.last(self.norm(self.first(x), torch.zeros_like(x)))
 

@@ -36,24 +36,25 @@ class FixedMap(nn.Module):
         self.bias = _fixed(c)
         self.act = act
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if isinstance(x, Proxy) and (call := one_call(self, x, residual)) is not None:
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        if isinstance(input, Proxy) and (call := one_call(self, input, residual)) is not None:
             return call
-        if x.dim() < 2 or x.shape[1] != self.num_features:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(
-                f"FixedMap expected input (N, {self.num_features}, *); got shape {tuple(x.shape)}."
+                f"FixedMap expected input (N, {self.num_features}, *); got shape "
+                f"{tuple(input.shape)}."
             )
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        weight, bias = self.weight.to(input.dtype), self.bias.to(input.dtype)
         if self.group_size == 1:
-            per_channel = (-1, *(1 for _ in x.shape[2:]))
-            y = torch.addcmul(bias.view(per_channel), x, weight.view(per_channel))
+            per_channel = (-1, *(1 for _ in input.shape[2:]))
+            y = torch.addcmul(bias.view(per_channel), input, weight.view(per_channel))
         elif self.rest is None:
-            y = _groupwise(x, weight, bias)
+            y = _groupwise(input, weight, bias)
         else:
             sizes = [len(weight), len(self.rest)]
-            (x, last), (bias, shift) = x.split(sizes, 1), bias.split(sizes)
-            rest = _groupwise(last, self.rest.to(x.dtype), shift)
-            y = torch.cat([_groupwise(x, weight, bias), rest], 1)
+            (input, last), (bias, shift) = input.split(sizes, 1), bias.split(sizes)
+            rest = _groupwise(last, self.rest.to(input.dtype), shift)
+            y = torch.cat([_groupwise(input, weight, bias), rest], 1)
         return _finish(y, residual, self.act)
 
     def extra_repr(self) -> str:
@@ -72,19 +73,19 @@ class Merged(nn.Module):
         super().__init__()
         self.into, self.ndim, self.act, self.num_features = into, ndim, act, num_features
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if isinstance(x, Proxy):
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        if isinstance(input, Proxy):
             # A tracer does not know the axes. A linear layer alone takes inputs with any number of
             # them, so the check behind it stays, inside one call; others leave no trace.
-            call = one_call(self, x, residual) if self.ndim == 2 else None
+            call = one_call(self, input, residual) if self.ndim == 2 else None
             if call is not None:
                 return call
-        elif self.ndim is not None and x.dim() != self.ndim:
+        elif self.ndim is not None and input.dim() != self.ndim:
             raise ValueError(
                 f"The norm that stood here was merged into {self.into!r} for inputs of {self.ndim} "
-                f"axes, channels second; got shape {tuple(x.shape)}: use the model unfolded."
+                f"axes, channels second; got shape {tuple(input.shape)}: use the model unfolded."
             )
-        return _finish(x, residual, self.act)
+        return _finish(input, residual, self.act)
 
     def extra_repr(self) -> str:
         return f"into={self.into!r}"

@@ -83,21 +83,21 @@ class RegionNorm(LocalNorm):
         self.num_regions = positive("num_regions", num_regions)
         self._give_parameters((self.num_regions, self.num_features), device, dtype)
 
-    def forward(self, x: Tensor, regions: Tensor) -> Tensor:
-        """``regions`` (N, *): at each position of x (N, C, *) the number of its region."""
-        if isinstance(x, Proxy) and (call := one_call(self, x, regions)) is not None:
+    def forward(self, input: Tensor, regions: Tensor) -> Tensor:
+        """``regions`` (N, *): at each position of the input (N, C, *) the number of its region."""
+        if isinstance(input, Proxy) and (call := one_call(self, input, regions)) is not None:
             return call
-        self._check(x)
+        self._check(input)
         check_tensor("regions", regions)
         whole = not (regions.is_floating_point() or regions.is_complex())
-        if regions.shape != (x.shape[0], *x.shape[2:]) or not whole:
+        if regions.shape != (input.shape[0], *input.shape[2:]) or not whole:
             raise ValueError(
-                f"regions must be integers of shape {(x.shape[0], *x.shape[2:])}, a region for "
-                f"each position; got {regions.dtype} of shape {tuple(regions.shape)}."
+                f"regions must be integers of shape {(input.shape[0], *input.shape[2:])}, a region "
+                f"for each position; got {regions.dtype} of shape {tuple(regions.shape)}."
             )
-        dtype = working_dtype(x)
-        with no_autocast(x):
-            values = flat(x).to(dtype)
+        dtype = working_dtype(input)
+        with no_autocast(input):
+            values = flat(input).to(dtype)
             number = regions.flatten(1).long().unsqueeze(1)  # (N, 1, S)
             place = number.expand_as(values)
             there = [number == region for region in range(self.num_regions)]
@@ -115,8 +115,8 @@ class RegionNorm(LocalNorm):
             y = centered * gain.gather(2, place)
             if self.bias is not None:
                 y = y + self.bias.to(dtype).transpose(0, 1).expand_as(gain).gather(2, place)
-            y = y.to(x.dtype).view(x.shape)
-        return finish(like_input(y, x), self.act, None)
+            y = y.to(input.dtype).view(input.shape)
+        return finish(like_input(y, input), self.act, None)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, num_regions={self.num_regions}, {super().extra_repr()}"
@@ -166,20 +166,20 @@ class LocalContextNorm(LocalNorm):
             )
         self._give_parameters((self.num_features,), device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if isinstance(x, Proxy) and (call := one_call(self, x)) is not None:
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and (call := one_call(self, input)) is not None:
             return call
-        self._check(x)
-        dims = x.dim() - 2
+        self._check(input)
+        dims = input.dim() - 2
         sizes = (self.window,) * dims if isinstance(self.window, int) else self.window
         if len(sizes) != dims:
             raise ValueError(
                 f"LocalContextNorm with window={self.window!r} expected as many spatial dimensions "
-                f"as the window has; got input of shape {tuple(x.shape)}."
+                f"as the window has; got input of shape {tuple(input.shape)}."
             )
-        dtype = working_dtype(x)
-        with no_autocast(x):
-            values = x.to(dtype).unflatten(1, (-1, self.group_size))  # (N, K, c, *)
+        dtype = working_dtype(input)
+        with no_autocast(input):
+            values = input.to(dtype).unflatten(1, (-1, self.group_size))  # (N, K, c, *)
             every = tuple(range(2, values.dim()))
             # The window's variance is a difference of its moments: about the group's mean, and in
             # float64, little of it cancels.
@@ -193,7 +193,7 @@ class LocalContextNorm(LocalNorm):
                 y = y * self.weight.to(dtype).view(shape)
             if self.bias is not None:
                 y = y + self.bias.to(dtype).view(shape)
-        return finish(like_input(y.to(x.dtype), x), self.act, None)
+        return finish(like_input(y.to(input.dtype), input), self.act, None)
 
     def extra_repr(self) -> str:
         return (

@@ -156,26 +156,26 @@ class Normalize(RunningTransform):
                 if (parameter := getattr(self, name)) is not None:
                     parameter.copy_(value)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """The normalized input, in its dtype and memory format; a residual is added before the
         activation. A tracer of torch.fx sees one call, as of torch's own norms.
         """
-        if isinstance(x, Proxy) and (call := one_call(self, x, residual)) is not None:
+        if isinstance(input, Proxy) and (call := one_call(self, input, residual)) is not None:
             return call
-        self._check_channels(x)
+        self._check_channels(input)
         if self.uses_running_statistics:
             y = fast_path.evaluate(self, x, residual)
             if y is not None:
                 return y
             return functional.apply_transform(
-                x, self.transform_for_eval(), self.mean_for_eval(), self.recovery,
+                input, self.transform_for_eval(), self.mean_for_eval(), self.recovery,
                 self._applied_area, act=self.act, residual=residual,
             )  # fmt: skip
-        y = fast_path.train(self, x, residual)
+        y = fast_path.train(self, input, residual)
         if y is not None:
             return y
         result = functional.normalize_with_transform(
-            x, self.area, self.operation, self.recovery,
+            input, self.area, self.operation, self.recovery,
             eps=self.eps, act=self.act, residual=residual,
             group=self.process_group if self.training else "", training=self.training,
         )  # fmt: skip

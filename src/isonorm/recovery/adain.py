@@ -32,17 +32,17 @@ class AdaIN(Modulation):
         check_options(plain(eps), act)
         self.eps = plain(eps)
 
-    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+    def forward(self, input: Tensor, style: Tensor) -> Tensor:
         """``style`` (N, C, *), at any positions."""
-        if (call := self._traced(x, style)) is not None:
+        if (call := self._traced(input, style)) is not None:
             return call
-        self._check(x, style=style)
+        self._check(input, style=style)
         there = style.dim() > 2 and style.shape[2:].numel() > 0 and style.is_floating_point()
-        if not there or style.shape[:2] != x.shape[:2]:
+        if not there or style.shape[:2] != input.shape[:2]:
             raise ValueError(
-                f"style must have shape {(*x.shape[:2], '*')}, with positions to take means over; "
-                f"got {style.dtype} of shape {tuple(style.shape)}."
+                f"style must have shape {(*input.shape[:2], '*')}, with positions to take means "
+                f"over; got {style.dtype} of shape {tuple(style.shape)}."
             )
         positions = style.flatten(2).to(working_dtype(style))
         variance, mean = torch.var_mean(positions, dim=2, correction=0)
-        return self._recovered(x, (variance + self.eps).sqrt(), mean)
+        return self._recovered(input, (variance + self.eps).sqrt(), mean)

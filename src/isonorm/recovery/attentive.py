@@ -45,12 +45,12 @@ class Attentive(Modulation):
         nn.init.normal_(self.weight, 1, 0.1)
         nn.init.normal_(self.bias, 0, 0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if (call := self._traced(x)) is not None:
+    def forward(self, input: Tensor) -> Tensor:
+        if (call := self._traced(input)) is not None:
             return call
-        self._check(x)
-        with no_autocast(x):
-            means = x.flatten(2).to(working_dtype(x)).mean(2) if x.dim() > 2 else x
+        self._check(input)
+        with no_autocast(input):
+            means = input.flatten(2).to(working_dtype(input)).mean(2) if input.dim() > 2 else input
             shares = F.hardsigmoid(self.attention(means.to(self.weight.dtype)))
             gain, shift = shares @ self.weight, shares @ self.bias
-        return self._recovered(x, gain, shift)
+        return self._recovered(input, gain, shift)

@@ -37,18 +37,20 @@ class Conditional(Modulation):
         self.weight = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, input: Tensor, labels: Tensor) -> Tensor:
         """``labels`` (N,): the class of each example."""
-        if (call := self._traced(x, labels)) is not None:
+        if (call := self._traced(input, labels)) is not None:
             return call
-        self._check(x, labels=labels)
-        if labels.shape != x.shape[:1] or labels.is_floating_point():
+        self._check(input, labels=labels)
+        if labels.shape != input.shape[:1] or labels.is_floating_point():
             raise ValueError(
-                f"labels must be integers of shape ({x.shape[0]},), a class for each example; got "
-                f"{labels.dtype} of shape {tuple(labels.shape)}."
+                f"labels must be integers of shape ({input.shape[0]},), a class for each example; "
+                f"got {labels.dtype} of shape {tuple(labels.shape)}."
             )
         labels = labels.long()
-        return self._recovered(x, F.embedding(labels, self.weight), F.embedding(labels, self.bias))
+        return self._recovered(
+            input, F.embedding(labels, self.weight), F.embedding(labels, self.bias)
+        )
 
 
 class Dynamic(Modulation):
@@ -79,15 +81,15 @@ class Dynamic(Modulation):
         self.linear = nn.Linear(self.num_inputs, width, bias=False, device=device, dtype=dtype)
         nn.init.zeros_(self.linear.weight)
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+    def forward(self, input: Tensor, context: Tensor) -> Tensor:
         """``context`` (N, num_inputs)."""
-        if (call := self._traced(x, context)) is not None:
+        if (call := self._traced(input, context)) is not None:
             return call
-        self._check(x, context=context)
-        if context.shape != (x.shape[0], self.num_inputs):
+        self._check(input, context=context)
+        if context.shape != (input.shape[0], self.num_inputs):
             raise ValueError(
-                f"context must have shape {(x.shape[0], self.num_inputs)}, a vector for each "
+                f"context must have shape {(input.shape[0], self.num_inputs)}, a vector for each "
                 f"example; got {tuple(context.shape)}."
             )
         gain, shift = self.linear(context.to(self.linear.weight.dtype)).chunk(2, dim=1)
-        return self._recovered(x, 1 + gain, shift)
+        return self._recovered(input, 1 + gain, shift)

@@ -51,18 +51,22 @@ class SPADE(Modulation):
         self.gain = convolution(self.hidden, self.num_features, kernel_size, **options)
         self.shift = convolution(self.hidden, self.num_features, kernel_size, **options)
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, input: Tensor, labels: Tensor) -> Tensor:
         """``labels`` (N, num_labels, *): a map, one-hot where it is of classes, of any size."""
-        if (call := self._traced(x, labels)) is not None:
+        if (call := self._traced(input, labels)) is not None:
             return call
-        self._check(x, labels=labels)
-        expected = (x.shape[0], self.num_labels)
-        if labels.shape[:2] != expected or labels.dim() != self.dims + 2 or x.dim() != labels.dim():
+        self._check(input, labels=labels)
+        expected = (input.shape[0], self.num_labels)
+        if (
+            labels.shape[:2] != expected
+            or labels.dim() != self.dims + 2
+            or input.dim() != labels.dim()
+        ):
             raise ValueError(
                 f"labels must be a map of shape {(*expected, *'*' * self.dims)} for an input with "
                 f"{self.dims} spatial dimensions; got {tuple(labels.shape)} for an input of shape "
-                f"{tuple(x.shape)}."
+                f"{tuple(input.shape)}."
             )
-        resized = F.interpolate(labels.to(self.shared.weight.dtype), size=x.shape[2:])
+        resized = F.interpolate(labels.to(self.shared.weight.dtype), size=input.shape[2:])
         features = F.relu(self.shared(resized))
-        return self._recovered(x, 1 + self.gain(features), self.shift(features))
+        return self._recovered(input, 1 + self.gain(features), self.shift(features))

@@ -31,12 +31,12 @@ class Preceded(KeepsKeys):
         super().__init__()
         self.norm, self.module, self.positions = norm, module, positions
 
-    def forward(self, x: Tensor, *args, **options):
+    def forward(self, input: Tensor, *args, **options):
         if self.positions > 1:
-            x = self.norm(x.unflatten(1, (-1, self.positions))).flatten(1)
+            input = self.norm(input.unflatten(1, (-1, self.positions))).flatten(1)
         else:
-            x = self.norm(x)
-        return self.module(x, *args, **options)
+            input = self.norm(input)
+        return self.module(input, *args, **options)
 
 
 def insert(model: nn.Module, name: str, norm: str | nn.Module | Factory) -> Preceded:

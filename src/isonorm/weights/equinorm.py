@@ -86,16 +86,16 @@ class _EquiConv(EquilibriumState, _ConvNd):
             )
         return tuple(map(plain, values))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """The convolution of (N, C, *) or (C, *) with the kernel in equilibrium; one call to a
         tracer of torch.fx, as torch's own convolutions are.
         """
-        if isinstance(x, Proxy) and (call := one_call(self, x)) is not None:
+        if isinstance(input, Proxy) and (call := one_call(self, input)) is not None:
             return call
-        self._check_input(x)
-        batch = x if x.dim() == len(self._positions) + 2 else x.unsqueeze(0)
+        self._check_input(input)
+        batch = input if input.dim() == len(self._positions) + 2 else input.unsqueeze(0)
         v, r, seen = self._measure(batch, 1, self._r_of_an_instance(batch.shape[2:]))
-        y = self._conv_forward(x, *self._kernel_and_bias(v, r))
+        y = self._conv_forward(input, *self._kernel_and_bias(v, r))
         self._commit(v, r, seen)
         return y
 
@@ -109,12 +109,12 @@ class _EquiConv(EquilibriumState, _ConvNd):
             share *= outputs * stride[i]
         return share
 
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
-            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return self._convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return self._convolve(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _check_input(self, x: Tensor) -> None:
         channel = x.dim() - len(self._positions) - 1
@@ -226,20 +226,20 @@ class EquiLinear(EquilibriumState, _Kernel):
             process_group=process_group,
         )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """The linear map of (N, *, in_features), or of one instance (in_features,); one call to a
         tracer of torch.fx.
         """
-        if isinstance(x, Proxy) and (call := one_call(self, x)) is not None:
+        if isinstance(input, Proxy) and (call := one_call(self, input)) is not None:
             return call
-        if x.dim() < 1 or x.shape[-1] != self.in_features:
+        if input.dim() < 1 or input.shape[-1] != self.in_features:
             raise ValueError(
                 f"EquiLinear expected input (N, *, {self.in_features}) with {self.in_features} "
-                f"features in its last dimension; got shape {tuple(x.shape)}."
+                f"features in its last dimension; got shape {tuple(input.shape)}."
             )
-        batch = x if x.dim() > 1 else x.unsqueeze(0)
+        batch = input if input.dim() > 1 else input.unsqueeze(0)
         v, r, seen = self._measure(batch, batch.dim() - 1, prod(batch.shape[1:-1]))
-        y = F.linear(x, *self._kernel_and_bias(v, r))
+        y = F.linear(input, *self._kernel_and_bias(v, r))
         self._commit(v, r, seen)
         return y
 

@@ -67,8 +67,8 @@ class StandardizedActivation(nn.Module):
         self.activation = activation
         self.mean, self.std = gaussian_moments(activation)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.activation(x) - self.mean) / self.std
+    def forward(self, input: Tensor) -> Tensor:
+        return (self.activation(input) - self.mean) / self.std
 
     def extra_repr(self) -> str:
         return f"mean={self.mean:.6g}, std={self.std:.6g}"
