@@ -20,6 +20,21 @@ class Residual(nn.Module):
         return self.relu(y + self.shortcut(x))
 
 
+class Branching(nn.Sequential):
+    """It cannot be traced, and runs what ``layers`` holds beside its own."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__(*modules)
+        self.layers: list[nn.Module] = []
+
+    def forward(self, x):
+        if x.mean() > -1e9:
+            x = super().forward(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 class BatchNormAct2d(nn.BatchNorm2d):
     """As timm's: a norm, a drop and an activation in one module."""
 

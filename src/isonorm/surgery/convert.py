@@ -7,7 +7,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .. import registry
 from ..checks import check_flag
@@ -15,9 +16,10 @@ from ..layers import BatchNorm, Normalize
 from ..recovery import Modulation
 from ..synchronization import resolve_group
 from .activations import Fusion, following
+from .graph import Known, difference, follow, unfit
 from .pairs import convert_pairs
 from .report import Change, Conversion, Left, Refused, is_same, short
-from .sources import Source, as_target, place_at, read
+from .sources import Source, as_target, at_home, place_at, read
 from .transplant import FUSIBLE, Graft, acts, graft
 from .tree import Changes, Hung, Sharing
 from .warmstart import warm_start
@@ -126,31 +128,73 @@ def replace_norms(
     check_flag("fuse_act", fuse_act)
     norms = norms_of(model)
     chosen = select(norms, where)
-    sharing = Sharing(model)
-    grafts: list[tuple[Hung, Graft]] = []
-    left: list[Left] = []
+    sharing, known = Sharing(model), follow(model, True, False)
+    grafts: dict[Hung, Graft] = {}
+    reasons: dict[Hung, str] = {}
     for hung in norms:
         try:
             if hung not in chosen:
                 raise Refused("`where` does not select it")
-            source = read(hung.module)
-            if why := sharing.why(hung.module):
-                raise Refused(why)
-            grafts.append((hung, _successor(hung, source, make, fuse_act, model)))
+            with torch.inference_mode(False), at_home(hung, model):
+                source = read(hung.module)
+                if why := sharing.why(hung.module):
+                    raise Refused(why)
+                made = _successor(hung, source, make, fuse_act, model)
+            _check_readers(hung.module, made, known)
+            grafts[hung] = made
         except Refused as reason:
-            left.append(Left(hung.label, short(hung.module), str(reason)))
-    if len({made.norm for _, made in grafts}) < len(grafts):
+            reasons[hung] = str(reason)
+    if len({made.norm for made in grafts.values()}) < len(grafts):
         raise ValueError("the factory returned the same layer twice: each norm needs its own.")
-    fusions = following(model, [hung for hung, _ in grafts]) if fuse_act else []
+    swaps = [[(hung, made.module)] for hung, made in grafts.items()]
+    for index, why in unfit(model, known, swaps).items():
+        hung, _ = swaps[index][0]
+        reasons[hung] = f"the code around it is made for it: {why}"
+        grafts.pop(hung)
+    rows = _put(model, grafts, known, fuse_act)
+    left = [Left(h.label, short(h.module), reasons[h]) for h in norms if h in reasons]
+    unknown = {h.label: why for h in grafts if (why := known.unseen(h.module))}
+    return Conversion(rows, left, unknown)
+
+
+def _put(model: nn.Module, grafts: dict[Hung, Graft], known: Known, fuse_act: bool) -> list[Change]:
+    """Puts all new norms in their places, or none of them."""
+    fusions = following(model, list(grafts)) if fuse_act else []
     rows = []
-    with Changes() as changes:
-        for (hung, made), fusion in zip_longest(grafts, fusions):
+    with torch.inference_mode(False), Changes() as changes:
+        for (hung, made), fusion in zip_longest(grafts.items(), fusions):
             note = _fuse(made, fusion, changes) if fusion else ""
             changes.put(hung, made.module)
             for tensor, value in made.writes:
                 changes.write(tensor, value)
             rows.append(_change(hung, made, note))
-    return Conversion(rows, left)
+        swap = [(hung, made.module) for hung, made in grafts.items()]
+        if fusions and (why := difference(model, known, swap)):
+            raise ValueError(
+                f"the model asks for more of an activation: {why}: leave fuse_act out."
+            )
+    return rows
+
+
+def _check_readers(module: nn.Module, made: Graft, known: Known) -> None:
+    """Refuses a norm of which other code reads what will be of another value, or absent."""
+    written = {id(tensor): value for tensor, value in made.writes}
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    for name, before in own:
+        after = getattr(made.norm, name, None)
+        after = written.get(id(after), after)
+        if isinstance(after, Tensor) and _equal(after, before):
+            continue
+        if readers := known.readers(before):
+            raise Refused(f"its {name} is also used by {' and '.join(readers)}")
+
+
+def _equal(after: Tensor, before: Tensor) -> bool:
+    """Return whether two tensors are the same but for rounding."""
+    if (after.dtype, after.shape, after.is_meta) != (before.dtype, before.shape, False):
+        return False
+    rounding = 8 * torch.finfo(after.dtype).eps if after.is_floating_point() else 0
+    return torch.allclose(after, before, rtol=rounding, atol=0)
 
 
 def _fuse(made: Graft, fusion: Fusion, changes: Changes) -> str:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from ..layers.fixed import Merged
@@ -17,11 +18,11 @@ from ..weights.state import EquilibriumState
 from . import graph
 from .absorb import LAYERS, merge_after, merge_before
 from .fates import Fate, FoldReport
-from .graph import FLATTEN, Links, Untraceable
+from .graph import FLATTEN, Known, Links
 from .maps import EvalMap, eval_map, has_forward_of, own_forward
 from .report import Refused
-from .tracing import has_hooks
-from .tree import KEPT_ASIDE, check_module, kept_aside, unwrapped
+from .tracing import brief, has_hooks
+from .tree import KEPT_ASIDE, check_module, kept_aside, modules_of, unwrapped
 
 #: Functions that write to nothing that was there before. Arithmetic is none of them: torch.fx sees
 #: ``x += 1``, which is in place, as an addition.
@@ -59,10 +60,25 @@ def fold(model: Model) -> Model:
     model = unwrapped(model)  # type: ignore[assignment]
     if isinstance(model, AveragedModel):
         model = unwrapped(model.module)  # type: ignore[assignment]
-    folding = _Folding(copy.deepcopy(model, graph.uncopied(model)).eval())
-    folding.run()
+    with torch.inference_mode(False):
+        folding = _Folding(_copy(model).eval())
+        folding.run()
     folding.model.fold_report = folding.report()  # type: ignore[assignment]
     return folding.model  # type: ignore[return-value]
+
+
+def _copy(model: Model) -> Model:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if lazy := next((name for name, tensor in tensors if is_lazy(tensor)), None):
+        raise ValueError(
+            f"the model is lazy, and {lazy!r} has no shape yet: pass a batch through it first."
+        )
+    try:
+        return copy.deepcopy(model, graph.uncopied(model))
+    except Exception as error:
+        raise TypeError(
+            f"the model holds what cannot be copied, and fold needs a copy: {brief(error)}"
+        ) from error
 
 
 class _Folding:
@@ -86,14 +102,17 @@ class _Folding:
         return FoldReport(self.fates[name] for name in self.names if name in self.fates)
 
     def run(self) -> None:
-        self._fuse_weights()
-        links, why = None, "it is the whole model"
-        if not is_norm(self.model):
-            try:
-                links = graph.read(self.model)
-            except Untraceable as failure:
-                why = f"nothing is merged across modules, since {failure}"
-        self._find_maps(links)
+        why = "it is the whole model"
+        if is_norm(self.model):
+            known = Known({})
+        else:
+            known = graph.follow(self.model, False)
+            if known.why_not:
+                why = f"nothing is merged across modules, since {known.why_not}"
+            if self._fuse_weights(known):
+                known = graph.follow(self.model, False)
+        self._find_maps(known)
+        links = known.links.get(False)
         if links is not None:
             seen = [name for name in links.order if not links.unseen(name)]
             order = [name for name in seen if name in self.maps]
@@ -118,18 +137,25 @@ class _Folding:
                     reasons[name] = str(refusal)
         return reasons
 
-    def _fuse_weights(self) -> None:
-        """Layers that normalize their weights become what they are in eval: plain ones."""
-        for name, module in list(self.modules.items()):
+    def _fuse_weights(self, known: Known) -> bool:
+        """Makes layers that normalize their weights what they are in eval, plain ones; returns
+        whether there were any.
+        """
+        aside = kept_aside(self.model)
+        plain: dict[str, nn.Module] = {}
+        for name, module in self.modules.items():
             if not isinstance(module, EquilibriumState):
                 continue
-            if why := _why_not_fused(module):
+            if why := _why_not_fused(module) or self._why_not_replaced(name, known, aside):
                 self._settle(name, "left", None, note=why)
-                continue
-            plain = module.fuse()
-            self._settle(name, "merged", plain, into=f"a {type(plain).__name__}")
+            else:
+                plain[name] = module.fuse()
+        self._leave_unfit(known, plain)
+        for name, layer in plain.items():
+            self._settle(name, "merged", layer, into=f"a {type(layer).__name__}")
+        return bool(plain)
 
-    def _find_maps(self, links: Links | None) -> None:
+    def _find_maps(self, known: Known) -> None:
         aside = kept_aside(self.model)
         for name, module in self.modules.items():
             if not is_norm(module):
@@ -137,19 +163,38 @@ class _Folding:
             try:
                 if has_hooks(module):
                     raise Refused("it has hooks, which see or change what it computes")
-                if module in aside:
-                    raise Refused(KEPT_ASIDE)
-                if links is not None and not links.calls(name) and not links.unseen(name):
-                    raise Refused("it is not called in eval")
-                if links is not None and links.by_keyword(name):
-                    raise Refused("it is given its input by keyword")
-                if links is not None and any(map(links.reads, module.parameters())):
-                    raise Refused("its parameters are also used by themselves")
-                if links is not None and any(map(links.reads, module.buffers())):
-                    raise Refused("its statistics are also used by themselves")
+                if why := self._why_not_replaced(name, known, aside):
+                    raise Refused(why)
                 self.maps[name] = eval_map(module)
             except Refused as reason:
                 self._settle(name, "left", None, note=str(reason))
+        probes = {name: Merged("", None, None, len(norm.c)) for name, norm in self.maps.items()}
+        self._leave_unfit(known, probes)
+
+    def _why_not_replaced(self, name: str, known: Known, aside: set[nn.Module]) -> str:
+        """Why another module cannot stand where one stands; nothing, mostly."""
+        module, links = self.modules[name], known.links.get(False)
+        if module in aside:
+            return KEPT_ASIDE
+        if links is not None and not links.calls(name) and not links.unseen(name):
+            return "it is not called in eval"
+        if readers := known.readers(*module.parameters()):
+            return f"its parameters are also used by {' and '.join(readers)}"
+        if readers := known.readers(*module.buffers()):
+            return f"its statistics are also used by {' and '.join(readers)}"
+        return ""
+
+    def _leave_unfit(self, known: Known, new: dict[str, nn.Module]) -> None:
+        """Leaves modules, and takes them from the new ones, that the code around them asks for more
+        than for their output.
+        """
+        hung = {name: found for found in modules_of(self.model) for name in found.names}
+        names = [name for name in new if name in hung]
+        swaps = [[(hung[name], new[name])] for name in names]
+        for index, why in graph.unfit(self.model, known, swaps).items():
+            name = names[index]
+            self._settle(name, "left", None, note=f"the code around it is made for it: {why}")
+            new.pop(name)
 
     def _into_previous(self, name: str, links: Links) -> None:
         layer = self._layer(links.before(name, self._passes), "it follows", links)
@@ -200,17 +245,19 @@ class _Folding:
         layer = found[0]
         if unseen := links.unseen(layer):
             raise Refused(f"{relation} {layer!r}, and {unseen}")
-        if any(map(links.reads, self.modules[layer].parameters())):
-            raise Refused(f"the weight of {layer!r} is also used by itself")
+        tensors = [*self.modules[layer].parameters(), *self.modules[layer].buffers()]
+        if readers := links.readers(*tensors):
+            raise Refused(f"the weight of {layer!r} is also used by {' and '.join(readers)}")
         return layer
 
     def _untied(self, layer: str) -> str:
         """What to say of a weight that others share, and that will be the layer's own."""
         own = set(map(id, self.modules[layer].parameters()))
+        inside = set(self.modules[layer].modules())  # its parametrizations
         others = [
             name
             for name, module in self.modules.items()
-            if name != layer and any(id(p) in own for p in module.parameters(recurse=False))
+            if module not in inside and any(id(p) in own for p in module.parameters(recurse=False))
         ]
         return f"the weight of {layer!r} is no longer that of {_names(others)}" if others else ""
 

@@ -13,20 +13,26 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree as pytree
 
-from .tracing import LayerTracer, brief
+from .tracing import LayerTracer, ValuesWatched, brief, reads_shape_only
+from .tree import Changes, Hung, held, unwrapped
 
 #: The label of a flatten that keeps the first axis only, however it is written.
 FLATTEN = "<flatten(1)>"
 
-#: Reading these says nothing of a tensor's values.
-_SHAPE_ONLY = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Untraceable(RuntimeError):
@@ -40,23 +46,43 @@ class Links:
     counts as one call, and what lies inside it is ``unseen``.
     """
 
-    def __init__(
-        self, graph: Graph, model: nn.Module, opaque: dict[str, str], read_buffers: set[int]
-    ) -> None:
-        self.opaque = opaque
+    def __init__(self, graph: Graph, model: nn.Module, tracer: LayerTracer) -> None:
+        self.opaque = tracer.opaque
+        #: What runs, as text: equal for forwards that run the same on modules of the same names
+        self.program = [_ADDRESS.sub("", str(node.format_node())) for node in graph.nodes]
         self._nodes = list(graph.nodes)
         self._calls: dict[str, list[Node]] = {}
         for node in graph.nodes:
             if node.op == "call_module":
                 self._calls.setdefault(node.target, []).append(node)
         self._modules = dict(model.named_modules())
-        named = dict(model.named_parameters())
-        self._read = {
-            id(named.get(str(node.target)))
-            for node in graph.nodes
-            if node.op == "get_attr" and not all(map(_reads_shape_only, node.users))
-        } | read_buffers
+        self._readers = self._find_readers(model, tracer)
         self._unseen = self._find_unseen()
+
+    def _find_readers(self, model: nn.Module, tracer: LayerTracer) -> dict[int, list[str]]:
+        """Who uses each parameter's and buffer's values outside the leaves, by its identity."""
+        found: dict[int, list[str]] = {}
+        named = dict([*model.named_parameters(), *_buffers(model)])
+
+        def note(target: str, readers: list[str]) -> None:
+            module = self._modules.get(target)
+            if isinstance(module, ParametrizationList):  # of a layer's weight, read as it is used
+                tensors = [*module.parameters(), *module.buffers()]
+            else:
+                tensors = [named[target]] if target in named else []
+            for tensor in tensors:
+                found.setdefault(id(tensor), []).extend(readers)
+
+        for node in self._nodes:
+            if node.op in ("get_attr", "call_module"):
+                users = [user for user in node.users if not reads_shape_only(user)]
+                note(str(node.target), list(map(_label, users)))
+        for name, reader in tracer.read_parameters.items():
+            note(name, [reader])
+        for name, tensor in [*tracer.root.named_parameters(), *_buffers(tracer.root)]:
+            if id(tensor) in tracer.read_values:
+                note(name, [tracer.read_values[id(tensor)]])
+        return found
 
     def _find_unseen(self) -> dict[int, str]:
         """Modules inside a leaf, by identity: a name outside it leads to the same module."""
@@ -65,8 +91,12 @@ class Links:
             why = (
                 self.opaque.get(name) or f"{type(self._modules[name]).__name__} is not looked into"
             )
-            for inside in list(self._modules[name].modules())[1:]:
-                found.setdefault(id(inside), f"it lies inside {name!r}: {why}")
+            leaf = self._modules[name]
+            inside = set(leaf.modules())
+            for module in list(inside):
+                inside.update(m for m in held(vars(module)) if isinstance(m, nn.Module))
+            for module in inside - {leaf}:
+                found.setdefault(id(module), f"it lies inside {name!r}: {why}")
         return found
 
     @property
@@ -78,13 +108,10 @@ class Links:
         """How often a module is called in one forward."""
         return len(self._calls.get(name, ()))
 
-    def by_keyword(self, name: str) -> bool:
-        """Whether a call names the module's first input."""
-        return any(not node.args for node in self._calls.get(name, ()))
-
-    def unseen(self, name: str) -> str | None:
-        """Why nothing is known of a module that lies inside one not looked into; else None."""
-        return self._unseen.get(id(self._modules[name]))
+    def unseen(self, module: str | nn.Module) -> str | None:
+        """Return why nothing is known of a module inside one that is not looked into; else None."""
+        found = self._modules[module] if isinstance(module, str) else module
+        return self._unseen.get(id(found))
 
     def before(self, name: str, through: Callable[[str], bool] | None = None) -> tuple[str, ...]:
         """What makes the first input of a module, over all its calls, each named once.
@@ -109,7 +136,7 @@ class Links:
         while pending:
             node = pending.pop()
             for user in node.users:
-                if _reads_shape_only(user):
+                if reads_shape_only(user):
                     continue
                 label = _label(user)
                 uses = self._uses(user, node)
@@ -134,7 +161,7 @@ class Links:
                         outputs.append(user)
             for node in self._nodes[self._nodes.index(call) + 1 : last]:
                 computes = node.op not in ("placeholder", "get_attr")
-                if computes and not _reads_shape_only(node) and not through(_label(node)):
+                if computes and not reads_shape_only(node) and not through(_label(node)):
                     found.append(_label(node))
         return tuple(dict.fromkeys(found))
 
@@ -148,9 +175,10 @@ class Links:
             found += map(_label, others)
         return tuple(dict.fromkeys(found))
 
-    def reads(self, tensor: Tensor) -> bool:
-        """Whether code outside the leaves uses a parameter's or a buffer's values itself."""
-        return id(tensor) in self._read
+    def readers(self, *tensors: Tensor) -> tuple[str, ...]:
+        """Return the labels of what uses values of parameters or buffers outside the leaves."""
+        found = [label for tensor in tensors for label in self._readers.get(id(tensor), ())]
+        return tuple(dict.fromkeys(found))
 
     def _uses(self, user: Node, node: Node) -> list[str]:
         label = _label(user)
@@ -171,35 +199,135 @@ class Links:
         return first if isinstance(first, Node) else None
 
 
+class Known(NamedTuple):
+    """What could be followed of a model's forward: its links by mode (True is training), and why
+    the rest could not.
+    """
+
+    links: dict[bool | None, Links]
+    why_not: str = ""
+
+    def readers(self, *tensors: Tensor) -> tuple[str, ...]:
+        """Return what uses values of parameters or buffers outside the leaves, in any mode."""
+        found = [label for links in self.links.values() for label in links.readers(*tensors)]
+        return tuple(dict.fromkeys(found))
+
+    def unseen(self, module: nn.Module) -> str:
+        """Return why the calls of a module are not known; empty where they are."""
+        return self.why_not or next(
+            filter(None, (links.unseen(module) for links in self.links.values())), ""
+        )
+
+
+#: Modules to put in the places of others, together.
+Swap = Sequence[tuple[Hung, nn.Module]]
+
+
+def follow(model: nn.Module, *modes: bool | None) -> Known:
+    """Read a model's forward in some modes, as far as that is possible."""
+    links, why_not = {}, ""
+    for training in modes:
+        try:
+            links[training] = read(unwrapped(model), training=training)
+        except Untraceable as error:
+            why_not = str(error)
+    return Known(links, why_not)
+
+
+def unfit(model: nn.Module, known: Known, swaps: Sequence[Swap]) -> dict[int, str]:
+    """Return which swaps, by index, would make the code around them fail or do something else, and
+    why: it asks for a class or an attribute, or calls a layer in a way that the new one does not
+    take. The model is as it was afterwards.
+    """
+    found: dict[int, str] = {}
+    rest = list(range(len(swaps)))
+    while rest and (more := _unfit_among(model, known, swaps, rest)):
+        found |= more
+        rest = [index for index in rest if index not in found]
+    return found
+
+
+def _unfit_among(
+    model: nn.Module, known: Known, swaps: Sequence[Swap], indices: list[int]
+) -> dict[int, str]:
+    why = difference(model, known, [pair for index in indices for pair in swaps[index]])
+    if not why or len(indices) == 1:
+        return {index: why for index in indices if why}
+    middle = len(indices) // 2
+    halves = [
+        _unfit_among(model, known, swaps, half) for half in (indices[:middle], indices[middle:])
+    ]
+    return halves[0] | halves[1] or dict.fromkeys(indices, why)
+
+
+def difference(model: nn.Module, known: Known, swap: Swap) -> str:
+    """Return how the forward differs with modules in the places of others; empty where it is the
+    same calls and functions.
+    """
+    with Changes() as changes:
+        try:
+            for hung, module in swap:
+                changes.put(hung, module)
+            for training, before in known.links.items():
+                leaves = [module for _, module in swap]
+                after = read(unwrapped(model), training=training, leaves=leaves)
+                if errors := [
+                    why for name, why in after.opaque.items() if name not in before.opaque
+                ]:
+                    return errors[0]
+                if after.program != before.program:
+                    return "it runs something else then"
+        except Untraceable as error:
+            return str(error)
+        finally:
+            changes.undo()
+    return ""
+
+
 def read_modes(model: nn.Module) -> tuple[Links, Links]:
     """The forward in training and in eval: a change to the model is for both."""
     return read(model, training=True), read(model, training=False)
 
 
-def read(model: nn.Module, *, training: bool | None = None) -> Links:
+def read(
+    model: nn.Module, *, training: bool | None = None, leaves: Iterable[nn.Module] = ()
+) -> Links:
     """Follows a model's forward, called with its required arguments alone, in the given mode
     (None: its present one).
 
-    Norms, convolutions, linear layers and torch's own layers are single calls; everything else is
-    looked into, and where that fails (a branch on a value, say) it becomes one call, too, and
-    ``opaque``. Raises ``Untraceable`` where it is the model's own forward that fails. The model is
-    left as it is: a copy that shares its parameters is traced.
+    Norms, convolutions, linear layers, torch's own layers and ``leaves`` are single calls;
+    everything else is looked into, and where that fails (a branch on a value, say) it becomes one
+    call, too, and ``opaque``. Raises ``Untraceable`` where it is the model's own forward that
+    fails. The model is left as it is: a copy that shares its parameters is traced.
     """
     if "forward" in vars(model):
         raise Untraceable("its forward was replaced on the object, so its class does not tell it")
     memo = uncopied(model) | {id(parameter): parameter for parameter in model.parameters()}
     tracer = LayerTracer()
     try:
-        subject = copy.deepcopy(model, memo)  # type: ignore[arg-type]
-        if training is not None:
-            subject.train(training)
-        graph = tracer.trace(subject)
+        with _random_numbers_kept():
+            subject = copy.deepcopy(model, memo)  # type: ignore[arg-type]
+            if training is not None:
+                subject.train(training)
+            tracer.leaves = {memo[id(leaf)] for leaf in leaves}
+            with ValuesWatched(tracer):
+                graph = tracer.trace(subject)
     except Exception as error:
         raise Untraceable(
             f"{type(model).__name__}.forward cannot be followed: {brief(error)}"
         ) from error
-    names = {n for n, b in _buffers(subject) if id(b) in tracer.read_buffers}
-    return Links(graph, model, tracer.opaque, {id(b) for n, b in _buffers(model) if n in names})
+    return Links(graph, model, tracer)
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Leave the generators as they are, so that two tracings draw the same numbers."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(state)
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -213,11 +341,12 @@ def uncopied(model: nn.Module) -> dict[int, Any]:
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
-        for key, value in vars(module).items():
-            if key == "process_group" and value:
-                memo[id(value)] = value
-            elif isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach()
+        own = {key: value for key, value in vars(module).items() if key != "_modules"}
+        if own.get("process_group"):
+            memo[id(own["process_group"])] = own["process_group"]
+        for value in held(own):
+            if isinstance(value, Tensor) and not value.is_leaf and not is_lazy(value):
+                memo[id(value)] = value.detach().clone()
     return memo
 
 
@@ -264,9 +393,3 @@ def _is_batch_size(size: Any, x: Any) -> bool:
         return False
     whole_sizes: list[tuple] = [("size", (x,)), (getattr, (x, "shape"))]
     return (of.target, of.args) in whole_sizes
-
-
-def _reads_shape_only(node: Node) -> bool:
-    if node.op == "call_method":
-        return node.target in _SHAPE_ONLY
-    return node.target is getattr and node.args[1] in _SHAPE_ONLY

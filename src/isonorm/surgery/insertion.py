@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from .convert import Factory, target_factory
-from .sources import CHANNELS_LAST, channels_of, place_at
+from .sources import CHANNELS_LAST, at_home, channels_of, place_at
 from .tree import (
     KEPT_ASIDE,
     Changes,
@@ -59,6 +60,10 @@ def insert(model: nn.Module, name: str, norm: str | nn.Module | Factory) -> Prec
             f"the model has no module called {name!r}; {nearest(str(name), list(modules))}."
         )
     module = modules[name].module
+    if any(isinstance(place.parent, torch.jit.ScriptModule) for place in modules[name].places):
+        raise ValueError(
+            f"nothing can be put in front of {name!r}: it lies inside a scripted module."
+        )
     if module in kept_aside(model):
         raise ValueError(f"nothing can be put in front of {name!r}: {KEPT_ASIDE}.")
     channels = _channels_in(module)
@@ -69,7 +74,8 @@ def insert(model: nn.Module, name: str, norm: str | nn.Module | Factory) -> Prec
                 f"how many channels {type(module).__name__} {name!r} takes is not known: pass a "
                 "layer made for them."
             )
-        norm = factory(channels)
+        with torch.inference_mode(False), at_home(modules[name], model):
+            norm = factory(channels)
     positions = _positions(norm, module, channels, name)
     norm.to(**place_at(modules[name], model)).train(module.training)
     preceded = Preceded(norm, module, positions)

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..weights import equinorm_from_pair
 from .freezing import is_frozen
-from .graph import Links, Untraceable, read_modes
+from .graph import Known, Links, Swap, follow, unfit
 from .report import Change, Conversion, Left, Refused, short
-from .sources import read
+from .sources import at_home, read
 from .transplant import NormDropAct, has_any_hooks
 from .tree import Changes, Hung, Sharing, modules_of
 from .where import Where, norms_of, select
@@ -24,28 +25,48 @@ def convert_pairs(model: nn.Module, where: Where) -> Conversion:
     norms = norms_of(model)
     chosen = select(norms, where)
     by_name = {hung.name: hung for hung in modules_of(model)}
-    try:
-        modes = read_modes(model)
-    except Untraceable as error:
-        return Conversion([], [Left(h.label, short(h.module), str(error)) for h in norms])
-    changed, left, sharing = [], [], Sharing(model)
-    with Changes() as changes:
-        for norm in norms:
-            try:
-                if norm not in chosen:
-                    raise Refused("`where` does not select it")
-                feeding = _feeding(norm, modes, by_name)
+    known, sharing = follow(model, True, False), Sharing(model)
+    swaps: dict[Hung, Swap] = {}
+    reasons: dict[Hung, str] = {}
+    for norm in norms:
+        try:
+            if known.why_not:
+                raise Refused(known.why_not)
+            if norm not in chosen:
+                raise Refused("`where` does not select it")
+            with torch.inference_mode(False), at_home(norm, model):
+                feeding = _feeding(norm, known.links.values(), by_name)
                 layer = _in_equilibrium(norm, feeding, sharing)
-            except Refused as reason:
-                left.append(Left(norm.label, short(norm.module), str(reason)))
-                continue
-            changes.put(feeding, layer)
-            changes.put(norm, _behind(norm.module))
-            before = f"{type(feeding.module).__name__} and {short(norm.module)}"
-            note = "its statistics are of the input: recalibrate, or train"
-            after = type(layer).__name__
-            changed.append(Change(f"{feeding.label}, {norm.label}", before, after, None, note))
-    return Conversion(changed, left)
+                _check_readers(norm.module, feeding.module, known)
+                swaps[norm] = [(feeding, layer), (norm, _behind(norm.module))]
+        except Refused as reason:
+            reasons[norm] = str(reason)
+    pairs = list(swaps)
+    for index, why in unfit(model, known, list(swaps.values())).items():
+        reasons[pairs[index]] = f"the code around it is made for it: {why}"
+        swaps.pop(pairs[index])
+    with Changes() as changes:
+        for hung, new in (pair for swap in swaps.values() for pair in swap):
+            changes.put(hung, new)
+    left = [Left(n.label, short(n.module), reasons[n]) for n in norms if n in reasons]
+    return Conversion([_change(norm, swap) for norm, swap in swaps.items()], left)
+
+
+def _change(norm: Hung, swap: Swap) -> Change:
+    (feeding, layer), _ = swap
+    before = f"{type(feeding.module).__name__} and {short(norm.module)}"
+    note = "its statistics are of the input: recalibrate, or train"
+    return Change(f"{feeding.label}, {norm.label}", before, type(layer).__name__, None, note)
+
+
+def _check_readers(norm: nn.Module, feeding: nn.Module, known: Known) -> None:
+    """Refuses pairs of which other code reads what will be gone: all but the kernel."""
+    bias = feeding._parameters.get("bias")
+    gone = [*norm.parameters(), *norm.buffers(), *([] if bias is None else [bias])]
+    if readers := known.readers(*gone):
+        raise Refused(
+            f"parameters or statistics of the pair are also used by {' and '.join(readers)}"
+        )
 
 
 def _feeding(norm: Hung, modes: Iterable[Links], by_name: dict[str, Hung]) -> Hung:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -45,13 +45,21 @@ class Left(NamedTuple):
 class Conversion:
     """The report of ``convert`` and its kin.
 
+    ``unknown`` maps norms that changed to why their use is not known, where torch.fx cannot follow
+    the model's forward: code there may read the norm's weight or statistics by itself.
+
     >>> print(Conversion([Change("bn", "BatchNorm2d(8)", "IterNorm(8)", 0.0)], []))
     1 norm changed, none left.
       bn  BatchNorm2d(8)  →  IterNorm(8)  same in eval
     """
 
-    def __init__(self, changed: Sequence[Change], left: Sequence[Left]) -> None:
-        self.changed, self.left = tuple(changed), tuple(left)
+    def __init__(
+        self,
+        changed: Sequence[Change],
+        left: Sequence[Left],
+        unknown: Mapping[str, str] | None = None,
+    ) -> None:
+        self.changed, self.left, self.unknown = tuple(changed), tuple(left), dict(unknown or {})
 
     def __repr__(self) -> str:
         return f"<Conversion: {len(self.changed)} changed, {len(self.left)} left>"
@@ -63,7 +71,21 @@ class Conversion:
         lines = [heading, *table(rows)]
         if rows_left:
             lines += ["Left as they were:", *table(rows_left)]
+        if self.unknown:
+            lines += ["Not known: whether other code reads what these norms hold.", *self._doubts()]
         return "\n".join(lines)
+
+    def _doubts(self) -> list[str]:
+        """Return a line for each reason why the use of norms is not known."""
+        names: dict[str, list[str]] = {}
+        for name, why in self.unknown.items():
+            names.setdefault(why, []).append(name)
+        return table([(_some(found), why) for why, found in names.items()])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _in_eval(change: Change) -> str:
@@ -90,6 +112,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]  # fmt: skip
 
 
+def class_name(module: nn.Module) -> str:
+    """Return the name of a module's class, also of one that was scripted since."""
+    return getattr(module, "original_name", type(module).__name__)
+
+
 def short(module: nn.Module) -> str:
     """A layer as a table shows it: class and channels."""
     channels = getattr(module, "num_features", getattr(module, "num_channels", None))
@@ -99,4 +126,4 @@ def short(module: nn.Module) -> str:
     act = getattr(module, "act", None)
     if isinstance(act, str | nn.Module):
         parts.append(act if isinstance(act, str) else type(act).__name__)
-    return f"{type(module).__name__}({', '.join(parts)})"
+    return f"{class_name(module)}({', '.join(parts)})"

@@ -6,6 +6,8 @@ group(k). Read so, a conversion is from one ``Normalize`` to another, whoever ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from .. import area as areas
 from .. import registry
 from ..layers import Normalize
 from .maps import drop_and_act, has_forward_of, is_lazy, own_forward
-from .report import Refused
+from .report import Refused, class_name
 from .tree import Hung
 
 CHANNELS_LAST = (
@@ -47,7 +49,7 @@ def looks_like_a_norm(module: nn.Module) -> bool:
     """Whether a report should mention a module, be it converted or not."""
     if isinstance(module, Normalize | CHANNEL_NORMS | nn.LayerNorm) or registry.has(type(module)):
         return True
-    return "norm" in type(module).__name__.lower() and next(module.children(), None) is None
+    return "norm" in class_name(module).lower() and next(module.children(), None) is None
 
 
 def read(module: nn.Module) -> Source:
@@ -56,6 +58,7 @@ def read(module: nn.Module) -> Source:
     >>> read(nn.BatchNorm2d(3)).norm
     Normalize(3, area=batch(group_size=1), operation=standardize(p=2), recovery='affine', eps=1e-05, momentum=0.1)
     """  # noqa: E501
+    _check_plain_parameters(module)
     if isinstance(module, Normalize):
         if not has_forward_of(module, Normalize):
             raise Refused(own_forward(module))
@@ -70,14 +73,20 @@ def read(module: nn.Module) -> Source:
 def _check_readable(module: nn.Module) -> None:
     if is_lazy(module):
         raise Refused("it is lazy: pass a batch through the model first, so that it has channels")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Refused("it is scripted: convert the module it was made from, then script that")
     if not isinstance(module, CHANNEL_NORMS):
         raise Refused(f"{type(module).__name__} is not a norm that can be read")
+
+
+def _check_plain_parameters(module: nn.Module) -> None:
     if is_parametrized(module):
         raise Refused("its parameters are parametrized: remove the parametrizations first")
 
 
 def as_target(norm: Any) -> Normalize:
     """A new norm in this package's terms: its state, whatever a forward of its own makes of it."""
+    _check_plain_parameters(norm)
     if isinstance(norm, Normalize):
         return norm
     _check_readable(norm)
@@ -136,6 +145,14 @@ def _as_normalize(module: Any) -> Normalize:
 def place_at(hung: Hung, model: nn.Module) -> dict[str, Any]:
     """Device and dtype of a module or, if it has no tensors, of those around it."""
     return place_of(hung.module) or place_of(hung.places[0].parent) or place_of(model)
+
+
+@contextmanager
+def at_home(hung: Hung, model: nn.Module) -> Iterator[None]:
+    """Make new tensors on the device of a module, whatever torch's default device is."""
+    device = place_at(hung, model).get("device")
+    with nullcontext() if device is None else device:
+        yield
 
 
 def place_of(module: nn.Module) -> dict[str, Any]:

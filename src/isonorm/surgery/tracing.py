@@ -10,8 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Node, Proxy, Tracer
 from torch.nn.modules.conv import _ConvNd
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..layers.fixed import FixedMap, Merged
+from ..layers.kinds import is_norm
 from ..layers.running import RunningTransform
 
 #: Called, never looked into, whatever their subclass does.
@@ -22,28 +25,47 @@ LEAVES = (
     nn.GroupNorm,
     nn.LayerNorm,
     RunningTransform,
+    FixedMap,
+    Merged,
 )
+
+#: Reading these says nothing of a tensor's values.
+_SHAPE_ONLY = {
+    "shape", "ndim", "dtype", "device", "size", "dim", "numel", "layout", "stride", "is_contiguous",
+    "requires_grad", "is_leaf", "is_cuda", "is_meta", "is_floating_point", "is_complex",
+}  # fmt: skip
 
 
 class LayerTracer(Tracer):
     """Traces a model called with its required arguments alone.
 
     A module inside whose forward tracing fails becomes a single call, and ``opaque`` holds the
-    reason by its name. ``read_buffers`` are those that code outside the leaves looked at, by
-    identity: a graph has their values alone.
+    reason by its name. ``read_values`` names who reads a tensor itself outside the leaves, where the graph
+    has no node of it, by its identity; ``read_parameters`` who reads one by its name in a module
+    before tracing that fails.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.leaves: set[nn.Module] = set()  # further ones
         self.opaque: dict[str, str] = {}
-        self.read_buffers: set[int] = set()
+        self.read_values: dict[int, str] = {}
+        self.read_parameters: dict[str, str] = {}
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if isinstance(attr_val, Tensor) and not isinstance(attr_val, nn.Parameter):
-            self.read_buffers.add(id(attr_val))
+            self.read_values.setdefault(id(attr_val), self._reader())
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    def _reader(self) -> str:
+        """Return a label for the module whose forward runs now."""
+        return f"<forward of {self.scope.module_path or 'the model'}>"
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if m in self.leaves:
+            return True
+        if isinstance(m, _ConvNd | nn.Linear) and any(map(is_norm, m.modules())):
+            return module_qualified_name in self.opaque  # torch's ConvBn2d: its norm is to be seen
         return (
             isinstance(m, LEAVES)
             or module_qualified_name in self.opaque
@@ -75,24 +97,31 @@ class LayerTracer(Tracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args, kwargs) -> Any:
         name = self.path_of_module(m)
         if self.is_leaf_module(m, name):
+            if name not in self.opaque:
+                _check_arguments(m, args, kwargs)
             return super().call_module(m, forward, args, kwargs)
         hooked = has_hooks(m)
         if hooked:  # hooks see a value, or change it: they are not run, but nothing passes them by
             args, kwargs = self._observe((args, kwargs), name)
             forward = m.forward
         last = next(iter(reversed(self.graph.nodes)), None)
+        stack = self.module_stack.copy()
         try:
             result = super().call_module(m, forward, args, kwargs)
         except Exception as error:
-            self._forget_since(last)
+            self.module_stack = stack  # torch.fx leaves the modules in it that raised
+            self._forget_since(last, name)
             self.opaque[name] = brief(error)
             result = super().call_module(m, forward, args, kwargs)
         return self._observe(result, name) if hooked else result
 
-    def _forget_since(self, last: Node | None) -> None:
+    def _forget_since(self, last: Node | None, name: str) -> None:
         for node in list(reversed(self.graph.nodes)):
             if node is last:
                 break
+            for read in node.all_input_nodes if not reads_shape_only(node) else ():
+                if read.op in ("get_attr", "call_module"):
+                    self.read_parameters.setdefault(str(read.target), f"<forward of {name}>")
             if node.op != "get_attr":  # the tracer remembers these and hands them out again
                 self.graph.erase_node(node)
 
@@ -105,9 +134,46 @@ class LayerTracer(Tracer):
         return pytree.tree_map_only(Proxy, watched, values)
 
 
+class ValuesWatched(TorchFunctionMode):
+    """Notes which tensors themselves, not proxies of them, go into torch's functions."""
+
+    def __init__(self, tracer: LayerTracer) -> None:
+        super().__init__()
+        self.read_values = tracer.read_values
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "?")
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", "?")
+        if name not in _SHAPE_ONLY:
+            for value in pytree.tree_leaves((args, kwargs)):
+                if isinstance(value, Tensor):
+                    self.read_values.setdefault(id(value), f"<{name}>")
+        return func(*args, **(kwargs or {}))
+
+
 def _hook(value):
     """Stands for the hooks of a module in a graph that is read, never run."""
     raise NotImplementedError
+
+
+def reads_shape_only(node: Node) -> bool:
+    """Return whether a node reads a tensor's shape, dtype or device, and none of its values."""
+    if node.op == "call_method":
+        return node.target in _SHAPE_ONLY
+    return node.target is getattr and node.args[1] in _SHAPE_ONLY
+
+
+def _check_arguments(module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Raise the TypeError that a call of a leaf would raise, which tracing does not run."""
+    try:
+        takes = inspect.signature(module.forward)
+    except ValueError:  # builtin: nothing is known of it
+        return
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{type(module).__name__}.forward() {error}") from None
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 #: What the report says of a module that is ``kept_aside``.
 KEPT_ASIDE = "it is also kept in a list or dict, or by a method, where it cannot be replaced"
@@ -72,12 +73,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def check_changeable(model: nn.Module) -> None:
     """Refuses models that hold on to modules or buffers in ways that a change would not reach."""
     check_module(model)
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise TypeError(
-                "a scripted model cannot be changed: change the one it was made from, then trace "
-                "that with torch.jit.trace."
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "a scripted model cannot be changed: change the one it was made from, then trace "
+            "that with torch.jit.trace."
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not is_lazy(tensor) and tensor.is_inference():
+            raise ValueError(
+                f"{name!r} is an inference tensor, which cannot learn or be written to: make or "
+                "load the model outside of torch.inference_mode()."
             )
+    for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise TypeError(
                 "DistributedDataParallel keeps a list of the buffers it was made with: change the "
@@ -91,17 +98,17 @@ def kept_aside(model: nn.Module) -> set[nn.Module]:
     """
     found: set[nn.Module] = set()
     for module in model.modules():
-        own = vars(module)
-        found |= set(_held([value for key, value in own.items() if key != "_modules"])) - {module}
+        own = {key: value for key, value in vars(module).items() if key != "_modules"}
+        found |= {m for m in held(own) if isinstance(m, nn.Module)} - {module}
     return found
 
 
-def _held(value: Any, within: tuple[int, ...] = ()) -> Iterator[nn.Module]:
-    """The modules in a value, however deep."""
-    if isinstance(value, nn.Module):
+def held(value: Any, within: tuple[int, ...] = ()) -> Iterator[nn.Module | Tensor]:
+    """Yield the modules and tensors in a value, however deep."""
+    if isinstance(value, nn.Module | Tensor):
         yield value
     elif isinstance(value, MethodType):
-        yield from _held(value.__self__)
+        yield from held(value.__self__)
     elif id(value) not in within:  # a list may hold itself
         inside: Iterable[Any] = ()
         if isinstance(value, partial):
@@ -111,7 +118,7 @@ def _held(value: Any, within: tuple[int, ...] = ()) -> Iterator[nn.Module]:
         elif isinstance(value, list | tuple | set | frozenset | deque):
             inside = value
         for item in inside:
-            yield from _held(item, (*within, id(value)))
+            yield from held(item, (*within, id(value)))
 
 
 class Sharing:
@@ -184,6 +191,9 @@ class Changes:
     def __exit__(self, kind, *_) -> None:
         if kind is None:
             self._undo.pop_all()
+        self._undo.close()
+
+    def undo(self) -> None:
         self._undo.close()
 
     def put(self, hung: Hung, module: nn.Module) -> None:

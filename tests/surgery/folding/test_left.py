@@ -84,7 +84,7 @@ class TestWhereANormCannotBeMerged:
 
     def test_when_the_weight_is_used_by_itself(self, make, same, x):
         net = Net(lambda m, x: F.conv2d(m.norm(m.conv(x)), m.conv.weight), conv=conv(), norm=make())
-        assert "the weight of 'conv' is also used by itself" in fate_of(same(net, x), "norm").note
+        assert "the weight of 'conv' is also used by <conv2d>" in fate_of(same(net, x), "norm").note
 
     def test_behind_a_convolution_with_a_forward_of_its_own(self, make, same, x):
         class Standardized(nn.Conv2d):
@@ -207,9 +207,13 @@ def test_what_else_is_read_of_a_merged_norm(same, x):
     assert "statistics are also used" in fate_of(same(net, x), "norm").note
 
 
-def test_a_norm_that_is_given_its_input_by_keyword_is_left(same, x):
-    net = Net(lambda m, x: m.norm(input=m.conv(x)), conv=conv(), norm=nn.BatchNorm2d(4))
-    assert "by keyword" in fate_of(same(net, x), "norm").note
+def test_a_norm_that_names_its_input_otherwise_is_left(same, x):
+    class Named(isonorm.IterNorm):
+        def forward(self, features):
+            return super().forward(features)
+
+    net = Net(lambda m, x: m.norm(features=m.conv(x)), conv=conv(), norm=Named(4))
+    assert fate_of(same(net, x), "norm").became == "left"
 
 
 def test_a_batchnorm_with_a_forward_of_its_own_is_left(same, x):
