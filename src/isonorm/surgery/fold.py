@@ -118,13 +118,17 @@ class _Folding:
             order = [name for name in seen if name in self.maps]
             behind = self._try(order, lambda name: self._into_previous(name, links))
             ahead = self._try(order[::-1], lambda name: self._into_next(name, links))
+        fixed: dict[str, nn.Module] = {}
         for name, norm in list(self.maps.items()):
-            if links is not None:
-                why = links.unseen(name) or f"{behind[name]}; {ahead[name]}"
             try:
-                self._settle(name, "convolution", norm.as_module(), note=why)
+                fixed[name] = norm.as_module()
             except Refused as reason:
                 self._settle(name, "left", None, note=str(reason))
+        self._leave_unfit(known, fixed)
+        for name, module in fixed.items():
+            if links is not None:
+                why = links.unseen(name) or f"{behind[name]}; {ahead[name]}"
+            self._settle(name, "convolution", module, note=why)
 
     def _try(self, order: list[str], attempt: Callable[[str], None]) -> dict[str, str]:
         """Attempts a merge for each norm that is left; the reasons where there was none."""

@@ -40,9 +40,9 @@ class LayerTracer(Tracer):
     """Traces a model called with its required arguments alone.
 
     A module inside whose forward tracing fails becomes a single call, and ``opaque`` holds the
-    reason by its name. ``read_values`` names who reads a tensor itself outside the leaves, where the graph
-    has no node of it, by its identity; ``read_parameters`` who reads one by its name in a module
-    before tracing that fails.
+    reason by its name. ``read_values`` names who reads a tensor itself outside the leaves, where
+    the graph has no node of it, by its identity; ``read_parameters`` who reads one, by its name, in
+    a module before tracing that fails.
     """
 
     def __init__(self) -> None:
