@@ -1,11 +1,14 @@
-"""What torch is set to while a machine works."""
+"""What torch is set to while a machine works, and where its processes meet."""
 
 from __future__ import annotations
 
+import errno
+import socket
 import warnings
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 
 from isonorm.lab.machine import Machine
 
@@ -57,3 +60,21 @@ def test_who_asked_for_float32_is_not_advised_to_leave_it():
         warnings.warn(advice, stacklevel=1)  # the tests make every other warning an error
         with pytest.raises(UserWarning, match="something else"):
             warnings.warn("something else", stacklevel=1)
+
+
+def test_the_port_where_processes_meet_is_held_from_its_choice(monkeypatch):
+    """Another program asks for it while the processes start, which takes seconds."""
+    taken = []
+
+    def start(fabric: Fabric) -> None:
+        port = fabric.strategy.cluster_environment.main_port
+        with socket.socket() as other, pytest.raises(OSError) as refused:
+            other.bind(("127.0.0.1", port))
+        taken.append(refused.value.errno)
+
+    for name in ("MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")  # so that what is set below is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Fabric, "launch", start)
+    Machine(devices=2).launch()
+    assert taken == [errno.EADDRINUSE]

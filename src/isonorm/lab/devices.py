@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,6 +87,30 @@ def check_between(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         words = name.replace("_", " ")
         raise ValueError(f"{words} must be between {least:,} and {most:,}; got {value}.")
+
+
+@contextmanager
+def meeting_point(fabric: Fabric) -> Iterator[None]:
+    """Hold the port at which the processes of a node meet, while ``fabric`` launches them.
+
+    Fabric would choose a free port and let go of it. Its processes take seconds to start, and by
+    then the system may have given the port to another program: they would wait in vain. The
+    process group shares the store that already holds the port in its process.
+    """
+    from lightning_fabric.plugins.environments import LightningEnvironment
+
+    place = getattr(fabric.strategy, "cluster_environment", None)
+    chosen_by_fabric = isinstance(place, LightningEnvironment) and fabric.world_size > 1
+    if not chosen_by_fabric or place.creates_processes_externally or "MASTER_PORT" in os.environ:
+        yield
+        return
+    from torch.distributed import TCPStore
+
+    store = TCPStore(
+        place.main_address, 0, is_master=True, wait_for_workers=False, multi_tenant=True
+    )
+    os.environ["MASTER_PORT"] = str(store.port)
+    yield
 
 
 def choose(name: str, value: str, among: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..surgery import convert_sync
-from .devices import check_between, choose, make_fabric
+from .devices import check_between, choose, make_fabric, meeting_point
 from .objective import CUDA_GRAPHS
 from .settings import float32_products, torch_threads, without_advice_on_tf32
 
@@ -80,7 +80,8 @@ class Machine:
             strategy=self.strategy,
             precision=self.precision,
         )
-        fabric.launch()
+        with meeting_point(fabric):
+            fabric.launch()
         return fabric
 
     @contextmanager
