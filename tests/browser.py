@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.processes import LIMIT
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
@@ -29,7 +31,7 @@ class Browser:
     addresses that were asked for. Messages are JSON, ended by a zero byte, on descriptors 3 and 4.
     """
 
-    def __init__(self, command: str, profile: Path, *, seconds: float = 60.0) -> None:
+    def __init__(self, command: str, profile: Path, *, seconds: float = LIMIT) -> None:
         self.seconds, self.number, self.buffer = seconds, 0, b""
         self.complaints: list[str] = []
         self.requests: list[str] = []

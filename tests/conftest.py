@@ -9,13 +9,19 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # xdist runs one worker a core; threads on top of that only get in each other's way.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("repo", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile(
+    "repo",
+    deadline=None,
+    print_blob=True,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],  # which a loaded machine is, without a fault
+)
 settings.load_profile("repo")
 
 

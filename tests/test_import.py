@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import isonorm
+from tests.processes import python
 
 OPTIONAL = (
     "triton", "matplotlib", "typer", "rich", "lightning", "lightning_fabric", "sklearn",
@@ -26,10 +25,8 @@ print(*sorted(new & set({OPTIONAL!r})))
 
 
 def test_no_optional_dependency_is_imported():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == ""
+    ended = python("-c", PROGRAM)
+    assert ended.code == 0 and not ended.output.strip(), ended
 
 
 def test_the_contracts_names_are_public():

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import DynamoStance
 
 from isonorm.analysis import Monitor
+from tests.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -126,11 +123,4 @@ def test_a_monitor_never_closed_is_silent_when_python_ends():
         "model = nn.Linear(4, 4); monitor = Monitor(model, every=1)\n"
         "model(torch.randn(8, 4)); monitor.step(); print(len(monitor.history))"
     )
-    paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+    assert python("-c", script) == (0, "1\n", "")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import isonorm
 from isonorm import analysis
-from tests.processes import Copy
+from tests.processes import LIMIT, Copy, together
 
 RANKS = 2
 
@@ -55,7 +55,7 @@ def rank_main(rank: int, rendezvous: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=LIMIT),
     )  # fmt: skip
     alone, _ = train(rank, watched=False)
     watched, disturbance = train(rank, watched=True)
@@ -79,15 +79,12 @@ def rank_main(rank: int, rendezvous: str) -> None:
 
 
 def test_nothing_is_sent_to_other_ranks(tmp_path):
-    ranks = [Copy(rank_main, rank, str(tmp_path / "rendezvous")) for rank in range(RANKS)]
-    try:
-        ended = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors for _, errors in ended)
+    meeting = str(tmp_path / "rendezvous")
+    with Copy(rank_main, 0, meeting) as one, Copy(rank_main, 1, meeting) as other:
+        ended = together(one, other)
+    assert [rank.code for rank in ended] == [0, 0], ended
     # Gloo may say something first.
-    first, second = (json.loads(output.splitlines()[-1]) for output, _ in ended)
+    first, second = (json.loads(rank.output.splitlines()[-1]) for rank in ended)
     assert first["watched"] == first["alone"] == second["watched"] == second["alone"]
     assert first["snd"] > 0 and second["snd"] is None
     assert first["groups"] == [True, "world"], "the layers themselves go on sharing"

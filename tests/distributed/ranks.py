@@ -14,7 +14,7 @@ import pytest
 
 from tests.distributed import worker
 from tests.distributed.tasks import Batches
-from tests.processes import COPIES
+from tests.processes import COPIES, LIMIT
 
 
 class Ranks:
@@ -23,9 +23,9 @@ class Ranks:
     A call that fails or takes too long ends them all; the next one starts new ones.
     """
 
-    timeout = 240  # seconds after which a call, with the start of its processes, counts as hanging
-    collective_timeout = 120  # the same for one collective
-    grace = 5  # seconds that ranks have to answer after another has failed
+    timeout = LIMIT  # seconds after which a call, with the start of its processes, is taken to hang
+    collective_timeout = LIMIT / 2  # the same for one collective
+    grace = 30  # seconds that ranks have to answer after another has failed
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

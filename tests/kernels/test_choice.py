@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,6 +26,7 @@ from isonorm.kernels.choice import (
 )
 from isonorm.operation import Operation
 from tests.kernels.paths import needs_native_code
+from tests.processes import python
 
 WHITEN, AREA = operations.whiten(), areas.batch(6)
 X = torch.randn(6, 12)
@@ -174,14 +173,9 @@ for name in ("torch", "cuda"):
     except ValueError as error:
         print(error)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"ISONORM_BACKEND": "reference"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    asked, then, wrong = result.stdout.splitlines()
+    ended = python("-c", program, more={"ISONORM_BACKEND": "reference"})
+    assert ended.code == 0, ended
+    asked, then, wrong = ended.output.splitlines()
     assert (asked, then) == ("reference", "torch")
     names = "auto, reference, torch, native, triton"
     assert wrong == f"ISONORM_BACKEND must be one of {names}; got 'cuda'."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,30 +139,20 @@ assert [rank.exitcode for rank in ranks] == [0, 0]
 """
 
 
-def interpret(script) -> subprocess.Popen:
-    """A script with the same kernels, in a process of its own: Triton decides at its import."""
+def interpret(script: str) -> None:
+    """Run a script with the same kernels, in a process of its own: Triton decides at its import."""
     # With numpy 2.4 the interpreters before it fail (3.4, of torch 2.8, and 3.6 were tried).
     pytest.importorskip("triton", minversion="3.9")
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", IMPORTS + script + "\nprint('all agree')"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
-
-
-def must_agree(process: subprocess.Popen) -> None:
-    with process:  # closes its pipes
-        try:
-            stdout, stderr = process.communicate(timeout=600)
-        finally:
-            process.kill()
-    assert stdout.strip().endswith("all agree"), stderr[-2000:]
+    more = {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    ended = python("-c", IMPORTS + script + "\nprint('all agree')", more=more)
+    assert ended.output.strip().endswith("all agree"), ended.errors[-2000:]
 
 
 @pytest.mark.parametrize("part", INTERPRETED)
 def test_kernels_agree_with_float64_in_the_interpreter(part) -> None:
-    must_agree(interpret(INTERPRETED[part]))
+    interpret(INTERPRETED[part])
 
 
 def test_synchronized_kernels_in_the_interpreter(tmp_path) -> None:
-    must_agree(interpret(RANKS.format(meeting=str(tmp_path / "meeting"))))
+    interpret(RANKS.format(meeting=str(tmp_path / "meeting")))

@@ -19,7 +19,7 @@ from isonorm.kernels import choose, native
 from isonorm.kernels.choice import INTERPRETING
 from isonorm.kernels.native import build, library
 from tests.kernels.paths import needs_native_code
-from tests.processes import call
+from tests.processes import LIMIT, Command, call, python, together
 
 pytestmark = [needs_native_code]
 
@@ -142,11 +142,21 @@ if not child:
 assert not os.waitpid(child, 0)[1]
 print(folder.is_dir(), folder)
 """
-    told = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout
-    kept, folder = told.split()
+    ended = python("-c", script)
+    assert ended.code == 0, ended
+    kept, folder = ended.output.split()
     assert kept == "True" and not Path(folder).exists()
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """What compiles is not waited for; what tells a compiler's name is, as long as it takes."""
+    run = subprocess.run
+
+    def run_impatiently(command: list[str], **options):
+        return run(command, **options | ({} if "--version" in command else {"timeout": 0.2}))
+
+    monkeypatch.setattr(build.subprocess, "run", run_impatiently)
 
 
 BROKEN = {
@@ -166,11 +176,12 @@ def broken(folder: Path, script: str) -> str:
 
 @pytest.mark.parametrize(("script", "why"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_compiler_is_told_once_and_plain_torch_runs(
-    cache, script, why, tmp_path, monkeypatch
+    cache, script, why, tmp_path, monkeypatch, request
 ):
+    if "did not end" in why:
+        request.getfixturevalue("impatient")
     monkeypatch.setenv("CC", broken(tmp_path, script))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(build, "PATIENCE", 0.5)
     with pytest.warns(RuntimeWarning, match="plain torch whitens.*ISONORM_BACKEND=torch") as told:
         assert why in str(native.why_not(torch.float32))
     assert why in str(told[0].message)
@@ -277,6 +288,7 @@ def test_where_the_cache_is_full_a_process_keeps_its_own(cache, tmp_path, monkey
     assert not files(cache) and len(list(tmp_path.glob("native-float-*.so"))) == 1
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("cc", ["", "gcc"])
 def test_a_compiler_that_hangs_is_waited_for_once(cc, tmp_path, monkeypatch):
     tried = tmp_path / "tried"
@@ -284,7 +296,6 @@ def test_a_compiler_that_hangs_is_waited_for_once(cc, tmp_path, monkeypatch):
     program(tmp_path, "gcc", f"{hanging}; exec /bin/sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", cc)
-    monkeypatch.setattr(build, "PATIENCE", 0.5)
     with pytest.warns(RuntimeWarning, match="did not end"):
         native.why_not(torch.float32)
     assert tried.read_text() == "\n"
@@ -325,24 +336,22 @@ def test_a_damaged_library_is_replaced(cache, tmp_path, damage):
 
 def test_many_processes_may_build_at_once(cache, tmp_path):
     """One of them is killed while it does so."""
-    slow = program(tmp_path, "slow-cc", f'sleep 0.3; exec {gcc()} "$@"')
-    command = [
-        sys.executable,
-        "-c",
-        "import torch; from isonorm.kernels.native import why_not; print(why_not(torch.float32))",
-    ]
-    environment = os.environ | {"CC": str(slow)}
-    running = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    while not files(cache):
-        assert running[0].poll() is None
-    running[0].kill()
-    assert [process.communicate()[0] for process in running[1:]] == ["None\n"] * 2
+    go = tmp_path / "go"
+    wait = f'case "$*" in *-c*) while [ ! -e {go} ]; do sleep 0.01; done;; esac'
+    compiler = program(tmp_path, "waiting-cc", f'{wait}\nexec {gcc()} "$@"')
+    script = (
+        "import torch; from isonorm.kernels.native import build, why_not\n"
+        f"build.PATIENCE = {LIMIT}; build.FLAGS += ('-O0',); print(why_not(torch.float32))"
+    )
+    words, more = [sys.executable, "-c", script], {"CC": str(compiler)}
+    with Command(words, more) as killed, Command(words, more) as one, Command(words, more) as other:
+        for process in (killed, one, other):
+            process.until(lambda: len(files(cache)) == 3)  # all of them build
+        killed.kill()
+        go.touch()
+        assert [ended.output for ended in together(one, other)] == ["None\n"] * 2
     libraries = [name for name in files(cache) if name.endswith(".so")]
     assert len(libraries) == 1
-    running[0].communicate()
 
 
 def test_a_folder_of_somebody_elses_is_not_used(cache, tmp_path, monkeypatch):

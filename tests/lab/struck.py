@@ -32,13 +32,13 @@ def work(
 
     def save_then_strike(path: Path, *arguments, **options) -> None:
         if later in path.name:
-            time.sleep(60)
+            _wait()
         save(path, *arguments, **options)
         if training in path.name:
             while [p for p in path.parent.glob("*checkpoint*") if training not in p.name]:
                 time.sleep(0.01)
             STRIKES[strike]()
-            time.sleep(60)
+            _wait()
 
     checkpoints.save = save_then_strike
     experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
@@ -46,8 +46,7 @@ def work(
 
 
 def run_side_by_side(training: str, strike: str, words: list[str]) -> None:
-    """The command, one of whose trainings strikes, in a session of its own."""
-    os.setsid()
+    """The command, one of whose trainings strikes, in the session of a ``Copy``."""
     # as at a terminal: whoever runs the tests may ignore Ctrl-C, as a shell does with what it
     # starts in the background, and everything below inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,11 +75,17 @@ def run_and_stop_there(checkpoint: str, words: list[str]) -> None:
     def save_then_hang(path: Path, *arguments, **options) -> None:
         save(path, *arguments, **options)
         if path.name == checkpoint:
-            time.sleep(60)
+            _wait()
 
     checkpoints.save = save_then_hang
     experiment.SECONDS_BETWEEN_CHECKPOINTS = 0.0
     _run(words)
+
+
+def _wait() -> None:
+    """Wait to be ended."""
+    while True:
+        signal.pause()
 
 
 def _run(words: list[str]) -> None:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -10,6 +7,7 @@ from typer.testing import CliRunner, Result
 import isonorm
 from isonorm.lab.cli import app
 from isonorm.lab.data import SOURCES
+from tests.processes import python
 
 
 def isonorm_command(*words: str) -> Result:
@@ -55,22 +53,22 @@ import isonorm.lab.cli
 
 
 def test_the_library_does_without_the_lab_and_the_command_says_what_it_needs():
-    result = subprocess.run([sys.executable, "-c", WITHOUT_LAB], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr == (
+    ended = python("-c", WITHOUT_LAB)
+    assert ended.code == 1
+    assert ended.errors == (
         "The isonorm command needs typer: pip install 'isonorm[lab]' brings it.\n"
     )
 
 
 INTERRUPTED = """
-import os, signal, sys, time
+import os, signal, sys
 import isonorm
 
 class CtrlC:
     def find_spec(self, name, *more):
         if name == "isonorm.lab.analyze":
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(10)
+            signal.pause()
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, CtrlC())
@@ -80,9 +78,8 @@ app()
 
 
 def test_ctrl_c_while_it_starts_is_one_sentence():
-    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
-    assert result.returncode == 130
-    assert result.stderr == "isonorm: stopped before anything was begun.\n"
+    ended = python("-c", INTERRUPTED)
+    assert ended == (130, "", "isonorm: stopped before anything was begun.\n")
 
 
 def test_data_sets_are_listed_with_their_files(official, tmp_path):

@@ -23,7 +23,7 @@ from isonorm.lab.machine import Machine
 from isonorm.lab.recipes import all_recipes
 from tests.lab import struck
 from tests.lab.run_folders import curves, result_of, weights
-from tests.processes import COPIES, call
+from tests.processes import COPIES, LIMIT, call
 
 SEARCH = "dbn2018-fig5"  # chooses by a validation set; four points at quick scale
 TRAININGS = 6  # of one configuration with two seeds
@@ -180,7 +180,7 @@ def test_a_second_ctrl_c_leaves_no_process_behind(monkeypatch):
     workers = []
     for _ in range(2):
         here, there = get_context("spawn").Pipe()
-        process = get_context("spawn").Process(target=time.sleep, args=(60,))
+        process = get_context("spawn").Process(target=time.sleep, args=(LIMIT,))
         process.start()
         there.close()
         workers.append(jobs._Worker(process, here, Trial("trained", 0)))

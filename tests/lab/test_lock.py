@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -33,11 +32,8 @@ def enter(folder: Path) -> None:
 def test_a_run_that_is_running_is_not_resumed_until_its_process_has_ended(tmp_path):
     words = ["compare", "--norms", "bn", "--width", "8", "--epochs", "2", "--seeds", "1",
              "--device", "cpu", "--out", str(tmp_path)]  # fmt: skip
-    running = Copy(struck.run_and_stop_there, SAVED, words)
-    try:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(f"*/{SAVED}")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+    with Copy(struck.run_and_stop_there, SAVED, words) as running:
+        running.until(lambda: list(tmp_path.glob(f"*/{SAVED}")))
         (folder,) = tmp_path.iterdir()
         before = files(folder)
         refused = CliRunner().invoke(app, ["compare", "--resume", str(folder)])
@@ -47,8 +43,6 @@ def test_a_run_that_is_running_is_not_resumed_until_its_process_has_ended(tmp_pa
             "resuming.\n"
         )
         assert files(folder) == before and LOCK in before
-    finally:
-        running.kill()
     resumed = CliRunner().invoke(app, ["compare", "--resume", str(folder)])
     assert resumed.exit_code == 0, resumed.output
     assert json.loads((folder / "result.json").read_text())["status"] == "finished"

@@ -164,7 +164,7 @@ class Normalize(RunningTransform):
             return call
         self._check_channels(input)
         if self.uses_running_statistics:
-            y = fast_path.evaluate(self, x, residual)
+            y = fast_path.evaluate(self, input, residual)
             if y is not None:
                 return y
             return functional.apply_transform(

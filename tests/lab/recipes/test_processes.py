@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import csv
-import random
-import socket
-import subprocess
-import sys
+from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
 from torch.distributed.run import main as torchrun
 from typer.testing import CliRunner, Result
 
 from isonorm.lab.cli import app
-from tests.processes import Copy
+from tests.processes import COPIES, LIMIT, Copy, python, together
 
 pytestmark = pytest.mark.usefixtures("nothing_is_drawn")
 
@@ -48,18 +47,23 @@ def weights(out: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {path.name: load_file(path) for path in sorted(out.glob("*/*.safetensors"))}
 
 
-def free_port() -> int:
-    """One below those that the system gives away, to outgoing connections and to whoever asks for
-    any: it may do so before this one is used.
+def launch_node(rank: int, port: int, command: list[str]) -> None:
+    """Launch a node's share of a run, as docs/lab.md says."""
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)]
+    words += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    torchrun([*words, "-m", "isonorm.lab.cli", *command])
+
+
+def launch_first_node(told: Connection, command: list[str]) -> None:
+    """Launch the first node with the store that the system gave a port to: its launcher finds the
+    store in its own process. The port is told when it is already in use.
     """
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no port is free between 20000 and 32000")
+    limit = timedelta(seconds=LIMIT)
+    store = TCPStore(
+        "127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False, multi_tenant=True
+    )
+    told.send(store.port)
+    launch_node(0, store.port, command)
 
 
 def test_two_nodes_by_torchrun_train_to_the_weights_of_one_process(files, tmp_path):
@@ -69,23 +73,14 @@ def test_two_nodes_by_torchrun_train_to_the_weights_of_one_process(files, tmp_pa
     alone = isonorm_command(*words(files, one, "dbn2018-fig4", *options))
     assert alone.exit_code == 0, alone.output
     command = words(files, two, "dbn2018-fig4", *options, "--nodes", "2")
-    port = str(free_port())
-    launchers = [
-        Copy(
-            torchrun,
-            ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", node,
-             "--master-addr", "127.0.0.1", "--master-port", port,
-             "-m", "isonorm.lab.cli", *command],
-        )
-        for node in "01"
-    ]  # fmt: skip
-    try:
-        outputs = ["\n".join(launcher.communicate(timeout=200)) for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.kill()
-    assert [launcher.returncode for launcher in launchers] == [0, 0], "\n".join(outputs)
-    assert "LN" in outputs[0] and "LN" not in outputs[1], "one of them speaks"
+    here, there = COPIES.Pipe()
+    with here, Copy(launch_first_node, there, command) as first:
+        there.close()
+        first.until(lambda: here.poll(0))
+        with Copy(launch_node, 1, here.recv(), command) as second:
+            ended = together(first, second)
+    assert [node.code for node in ended] == [0, 0], ended
+    assert "LN" in ended[0].output and "LN" not in ended[1].output, "one of them speaks"
     expected, found = weights(one), weights(two)
     assert len(expected) == 2  # learning rates
     for name, tensors in expected.items():
@@ -134,9 +129,7 @@ def test_on_a_gpu_the_curve_is_that_of_the_plain_run(options, files, tmp_path):
         command = words(files, tmp_path / name, "dbn2018-fig2", "--only", "DBN-ZCA, *", *more)
         command[command.index("cpu")] = "cuda"
         command.remove("--keep-weights")
-        ran = subprocess.run(
-            [sys.executable, "-m", "isonorm.lab.cli", *command], capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        ran = python("-m", "isonorm.lab.cli", *command)
+        assert ran.code == 0, ran
         found[name] = losses(tmp_path / name)
     assert found["other"] == pytest.approx(found["plain"], rel=1e-3)

@@ -7,8 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from isonorm.lab.cli import app
 from isonorm.lab.recipes import all_recipes, find_recipe
 from tests.lab import struck
 from tests.lab.run_folders import curves, weights
-from tests.processes import call
+from tests.processes import call, python
 
 TWO_EPOCHS = "dbn2018-table2"  # four trainings of two epochs at quick scale
 
@@ -131,13 +129,8 @@ def test_two_processes_train_to_the_weights_of_one(files, tmp_path):
     assert one.exit_code == 0, one.output
     options += ["--devices", "2"]
     command = words(files, tmp_path / "two", *options, recipe=recipe)
-    two = subprocess.run(
-        [sys.executable, "-m", "isonorm.lab.cli", *command],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert two.returncode == 0, two.stdout + two.stderr
+    two = python("-m", "isonorm.lab.cli", *command)
+    assert two.code == 0, two
     folders = [next((tmp_path / name).iterdir()) for name in ("one", "two")]
     expected, found = map(weights, folders)
     assert len(expected) == 8
