@@ -10,6 +10,10 @@ drives Z to I and P to Σ_N^(-1/2). IterNorm's P ← ½(3P − P³Σ_N) is the c
 with s = tr Σ: since Z_k = P_k²Σ_N, the same numbers, at the same cost. Unlike the uncoupled form
 this one does not amplify rounding errors when iterated past convergence.
 
+Z is made symmetric again after every step. In directions without variance Newton's step multiplies
+what rounding leaves of Z − Zᵀ by 9/4, and P by 3/2. The derivative takes Z and P to be symmetric,
+and in dx its large terms cancel against those of W: whatever is not symmetric would be left.
+
 A polynomial of a symmetric matrix has a self-adjoint derivative. The gradient with respect to Σ_N
 is therefore the *directional* derivative in the direction of the incoming gradient: dots carried
 along the same recurrence, forwards.
@@ -137,6 +141,12 @@ def _times(
     return torch.baddbmm(left, left, r, beta=step.a, alpha=alpha, out=out)
 
 
+def _next_iterate(b: Tensor, step: Step, r: Tensor, alpha: float, out: Tensor) -> Tensor:
+    """Return the next Z = B·Q, exactly symmetric: X + Xᵀ."""
+    x = torch.baddbmm(b, b, r, beta=0.5 * step.a, alpha=0.5 * alpha)
+    return torch.add(x, x.mT, out=out)
+
+
 def _keep(arrived: Tensor | None, before: Tensor | None, after: Tensor) -> Tensor:
     """What a step made, except for problems that have arrived, which none has before the first."""
     if arrived is None or before is None:
@@ -209,7 +219,7 @@ class Recurrence:
             r, alpha = _varying(z, step)
             b = _times(z, step, r, alpha)
             p = _keep(arrived, p, _times(p, step, r, alpha, out=next_p))
-            z = _keep(arrived, z, _times(b, step, r, alpha, out=next_z))
+            z = _keep(arrived, z, _next_iterate(b, step, r, alpha, out=next_z))
         if steps:
             p = _keep(watch(z, steps[-1]), p, _times(p, steps[-1], *_varying(z, steps[-1])))
         else:

@@ -95,7 +95,10 @@ def newton(
     p_memo, b_z, b_eye, groups, size, o, m,
     STEPS: tl.constexpr, PRECISION: tl.constexpr, HALF_MEMO: tl.constexpr,
 ):  # fmt: skip
-    """P_T of Newton's recurrence from Z = Σ_N, and the memo."""
+    """P_T of Newton's recurrence from Z = Σ_N, and the memo. So few steps as UNSYMMETRIC can do
+    without what ``roots.recurrence`` does to keep Z symmetric.
+    """
+    UNSYMMETRIC: tl.constexpr = 7
     p_memo = _memo(p_memo, HALF_MEMO)
     T: tl.constexpr = len(STEPS) // 3
     b_p = b_eye
@@ -107,6 +110,8 @@ def newton(
         for k in range(1, T):
             b_b = _times_step(b_z, b_h, k - 1, STEPS, PRECISION)
             b_z = _times_step(b_b, b_h, k - 1, STEPS, PRECISION)
+            if T > UNSYMMETRIC:
+                b_z = 0.5 * (b_z + tl.trans(b_z))
             b_h = _h(b_z, k, STEPS, HALF_MEMO)
             _keep(p_memo, k - 1, groups, size, o, m, b_h)
             _keep(p_memo, T + k - 2, groups, size, o, m, b_p)

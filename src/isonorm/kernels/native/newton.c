@@ -2,7 +2,8 @@
 
        Z₀ = Σ/tr Σ,  P₀ = I;     Q = 3/2·I − 1/2·Z,   P ← P·Q,   Z ← Z·Q·Q          W = P_T/√tr Σ
 
-   Q itself is never made: A·Q is 3/2·A plus the product of A with −1/2·Z.
+   Q itself is never made: A·Q is 3/2·A plus the product of A with −1/2·Z. Iterates are symmetric,
+   exactly, as in recurrence.py: of their products one half is made, the other is its mirror image.
 
    The memo, (T − 1, 2, b, d, d), has Z_k and P_k for k = 1 … T − 1.
 
@@ -26,6 +27,15 @@ static void step(index_t wide, const REAL *a, const REAL *minus_half_z, REAL *c)
 {
     memcpy(c, a, wide * wide * sizeof(REAL));
     product(wide, a, minus_half_z, c, (REAL)1.5);
+}
+
+/* The same of iterates, whose product is symmetric. */
+static void iterate(index_t wide, const REAL *a, const REAL *minus_half_z, REAL *c)
+{
+    memcpy(c, a, wide * wide * sizeof(REAL));
+    multiply(wide, wide, wide, a, wide, 1, minus_half_z, wide, c, wide, (REAL)1.5, 1);
+    for (index_t i = 1; i < wide; i++)
+        for (index_t j = 0; j < i; j++) c[i * wide + j] = c[j * wide + i];
 }
 
 static void scale(index_t size, REAL factor, const REAL *from, REAL *to)
@@ -67,13 +77,13 @@ static void solve(
     for (index_t k = 0; k < steps; k++) {
         scale(size, (REAL)-0.5, z, minus_half_z);
         if (k) {
-            step(wide, p, minus_half_z, made);
+            iterate(wide, p, minus_half_z, made);
             swap = p, p = made, made = swap;
         } else /* P₀ = I, so that P₁ = Q */
             for (index_t i = 0; i < size; i++) p[i] = (REAL)1.5 * p[i] + minus_half_z[i];
         if (k + 1 == steps) break; /* the last Z is nobody's input */
-        step(wide, z, minus_half_z, made);
-        step(wide, made, minus_half_z, z);
+        iterate(wide, z, minus_half_z, made);
+        iterate(wide, made, minus_half_z, z);
         unpad(z, d, 1, memo + 2 * k * memo_step);
         unpad(p, d, 1, memo + (2 * k + 1) * memo_step);
     }
