@@ -78,7 +78,7 @@ class Kernels:
         sums = 2 if self.kept is None else 3
         self.passes = {"moments": 1, "apply": 2, "sums": sums, "backward_apply": 3}
         statistics, (w, memo) = gpu.analyze(self.work, self.plan)
-        saved = Saved(None, statistics.mean, statistics.cov, w, memo)
+        saved = Saved(None, statistics.mean, statistics.cov, w, memo, statistics.rest)
         self.problem = next(unpack(saved, self.plan, *x.shape))
         self.grads = gpu.differentiate(
             self.back, self.dy, self.problem, recovery, self.plan, self.run.m
@@ -95,7 +95,7 @@ class Kernels:
         if run.sum_moments is not None:
             steps["sum of moments"] = lambda: run.sum_moments(self.total)  # type: ignore[misc]
         mean, w, memo = p.mean.clone(), p.w.clone(), p.memo.clone()
-        solving = run.to_solve(self.total, mean, p.cov, w, memo)
+        solving = run.to_solve(self.total, mean, p.rest, p.cov, w, memo)
         steps["root"] = lambda: run.root(*solving)  # type: ignore[misc]
         steps["apply"] = self.launch("apply")
         steps["sums"] = self.launch("sums")
@@ -105,7 +105,7 @@ class Kernels:
         weight, _ = self.work.parameters()
         outputs = [torch.empty_like(weight), torch.empty_like(weight)]
         outputs += [torch.empty_like(t) for t in (g.a, g.slope, g.shift)]
-        given = back.to_differentiate(self.total, p.cov, p.w, p.memo, weight, outputs)
+        given = back.to_differentiate(self.total, p.rest, p.cov, p.w, p.memo, weight, outputs)
         steps["gradients"] = lambda: back.gradients(*given)  # type: ignore[misc]
         steps["backward_apply"] = self.launch("backward_apply")
         if back.backward_rest is not None:
@@ -130,11 +130,11 @@ class Kernels:
         if name == "moments":
             return x, self.total, torch.empty_like(p.mean)
         if name == "apply":
-            return x, self.y, p.w, p.mean, *affine, x
+            return x, self.y, p.w, p.mean, p.rest, *affine, x
         if name == "sums":
             kept = x if self.kept is None else self.kept
-            return x, self.dy, p.mean, self.total, p.w, *affine, kept, x
-        return x, self.dy, self.dx, g.a, g.slope, p.mean, g.shift, p.w, *affine
+            return x, self.dy, p.mean, p.rest, self.total, p.w, *affine, kept, x
+        return x, self.dy, self.dx, g.a, g.slope, p.mean, p.rest, g.shift, p.w, *affine
 
     def outcome(self, name: str, tuning=None) -> Tensor:
         """What a kernel computes, to be compared between tunings."""

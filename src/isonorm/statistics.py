@@ -49,6 +49,40 @@ class Statistics(NamedTuple):
         return self.cov * (self.count / max(self.count - 1, 1))
 
 
+class Measured(NamedTuple):
+    """Statistics of a batch with the rest of the mean: what its rounding has left out.
+
+    Whitening stretches directions without variance most of all, and there this rest would be all of
+    the output. x − μ is exact far from zero, so that it can be taken off products afterwards.
+    """
+
+    count: Tensor | int
+    mean: Tensor  # (b, d)
+    cov: Tensor  # (b, d, d)
+    rest: Tensor | None  # (b, d); None where no matrix multiplies deviations
+
+    def exact(self) -> Statistics:
+        """Return the statistics with the mean and its rest as one number of float64."""
+        mean = self.mean.double()
+        mean = mean if self.rest is None else mean + self.rest.double()
+        return Statistics(self.count, mean, self.cov)
+
+
+def measured_about(pivot: Tensor, about_pivot: Statistics, keeps_rest: bool) -> Measured:
+    """Return statistics whose mean was relative to a pivot."""
+    count, delta, cov = about_pivot
+    mean = pivot + delta
+    return Measured(count, mean, cov, delta - (mean - pivot) if keeps_rest else None)
+
+
+def rounded(exact: Statistics, keeps_rest: bool) -> Measured:
+    """Return statistics in the dtype of their covariance from a mean in float64."""
+    count, mean, cov = exact
+    leading = mean.to(cov.dtype)
+    rest = (mean - leading).detach().to(cov.dtype) if keeps_rest else None
+    return Measured(count, leading, cov, rest)
+
+
 def working_dtype(x: Tensor) -> torch.dtype:
     """The dtype of statistics and d × d work for an input: float64 for float64, float32 for
     everything else.

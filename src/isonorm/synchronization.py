@@ -211,7 +211,7 @@ def _on_device(count: Tensor | int, like: Tensor) -> Tensor:
 
 def reduce_across(name: str, parts: list[Statistics], centers: bool, what: str) -> list[Statistics]:
     """Return the statistics of all ranks together, by one sum whose size does not depend on their
-    number.
+    number. Their means are in float64.
 
     A sum over ranks needs a pivot that all of them know beforehand, so each rank re-expresses its
     centered moments about zero. So that nothing is lost there, whatever the mean, sums travel as
@@ -253,7 +253,7 @@ def reduce_across(name: str, parts: list[Statistics], centers: bool, what: str) 
             cross = column * rest.unsqueeze(-2)
             errors = product_error(square, m) + product_error(column, row) * m + cross + cross.mT
             exact = ((s_lead - square * m) + (s_rest - errors)) / m
-        merged.append(Statistics(n, mean.to(dtype), (cov + (exact - cov).detach()).to(dtype)))
+        merged.append(Statistics(n, mean, (cov + (exact - cov).detach()).to(dtype)))
     return merged
 
 

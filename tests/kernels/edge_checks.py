@@ -284,16 +284,14 @@ def check_roots_for_bfloat16() -> None:
         weight = torch.rand(groups * size, device=DEVICE) + 0.5
         outer = torch.randn(b, d, d, device=DEVICE, dtype=torch.float64)
         f = torch.randn(b, d, device=DEVICE, dtype=torch.float64)
-        mean, (cov, w, a, slope) = (
-            torch.zeros(b, d, device=DEVICE),
-            torch.empty(4, b, d, d, device=DEVICE),
-        )
+        mean, rest = torch.zeros(2, b, d, device=DEVICE)
+        cov, w, a, slope = torch.empty(4, b, d, d, device=DEVICE)
         shift, gains = torch.empty_like(mean), torch.empty(2, *run.gain_shape, device=DEVICE)
         memo = torch.full(run.memo_shape, torch.nan, device=DEVICE)
         total = sums(centered.sum(1), centered.mT @ centered)
-        run.root(*run.to_solve(total, mean, cov, w, memo))
+        run.root(*run.to_solve(total, mean, rest, cov, w, memo))
         outputs = (*gains, a, slope, shift)
-        run.gradients(*run.to_differentiate(sums(f, outer), cov, w, memo, weight, outputs))
+        run.gradients(*run.to_differentiate(sums(f, outer), rest, cov, w, memo, weight, outputs))
 
         exact = replace(plan, backend="torch")
         want_mean = centered.mean(1)

@@ -26,6 +26,9 @@ from tests.kernels.edge_checks import (
 from tests.kernels.fused_checks import (
     COLORED, FUSED, check_colored, check_fused, check_fused_operators, check_twice_differentiated
 )
+from tests.kernels.test_null_space import (
+    BATCHES, check_far_from_zero, check_gradients, check_means
+)
 torch.manual_seed(0)
 
 # Beside every operation on integers the interpreter computes whether it overflows, which without
@@ -81,6 +84,13 @@ check_large_means(torch.float16)
 check_large_groups(torch.float32, "nchw")
 check_fused((2, 72, 4, 5), area.batch(72), OPERATIONS[2], torch.float32, "nchw", "silu", True)
 check_gradients_of_full_whitening(draws=4)
+for steps, shape in ((5, (12, 16)), (7, (2, 16)), (14, (2, 16)), (14, (20, 24))):
+    check_gradients("triton", steps, shape, seeds=1)
+for number, case in enumerate(BATCHES):
+    layout = ("contiguous", "channels_last")[number % 2]
+    for method in ("newton", "polar", "cholesky"):
+        check_means("triton", method, *case.values, layout, (1e3, 1e5)[number % 2])
+        check_far_from_zero("triton", method, *case.values)
 for index, case in enumerate(WITHIN_EXAMPLES):
     dtype = (torch.float32, torch.float16)[index % 2]
     layout = ("nchw", "channels_last")[index // 2 % 2]

@@ -194,7 +194,7 @@ def test_problems_with_few_samples_work_in_little_room(samples):
     """Tiles are no longer than what there is: the work is a problem's, not a tile's."""
     x = torch.randn(4, 6, samples, dtype=torch.float64)
     run = library.Pass(areas.instance(3), areas.Block(0, 2, 3).view(x))
-    mean, cov = run.moments()
+    mean, cov, _ = run.moments()
     problems = x.view(8, 3, samples)
     torch.testing.assert_close(mean, problems.mean(-1))
     want = torch.stack([torch.cov(p, correction=0).view(3, 3) for p in problems])

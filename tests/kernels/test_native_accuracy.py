@@ -70,8 +70,8 @@ def test_sums_over_samples_are_added_without_loss(layout, d):
     x = correlated(20000, d) if layout is torch.clone else layout(correlated(50, d, 20, 20))
     run = library.Pass(areas.batch(d), areas.flat(x.float()).unsqueeze(1))
     dy = torch.full_like(run.x, 0.1)
-    mean, _ = run.moments()
-    f, _ = run.sums(dy, mean)
+    mean, _, rest = run.moments()
+    f, _ = run.sums(dy, mean, rest)
     exact = dy.double().sum((0, 3))
     assert ((f - exact).norm() / exact.norm()) < 1.5e-6
 
@@ -84,8 +84,8 @@ def test_products_over_samples_are_added_without_loss(layout):
     signs = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, 1.0]]).repeat(1, 1 << 20)
     x = layout(0.3 * signs.unsqueeze(0)).unsqueeze(1)
     run = library.Pass(areas.batch(2), x)
-    mean, cov = run.moments()
-    _, outer = run.sums(x, mean)
+    mean, cov, rest = run.moments()
+    _, outer = run.sums(x, mean, rest)
     for found in (cov, outer / x.shape[-1]):
         error = (found[0].double() / 0.3**2 - torch.eye(2).double()).abs().amax()
         assert error < 5e-7

@@ -28,9 +28,9 @@ def test_an_output_whose_features_lie_apart_is_written_where_they_are():
     """By columns, as x lies, to rows."""
     x = torch.randn(2, 1, 5, 7).transpose(2, 3).contiguous().transpose(2, 3)
     run = library.Pass(areas.batch(5), x)
-    mean, cov = run.moments()
+    mean, cov, rest = run.moments()
     out = torch.full((2, 1, 5, 7), torch.nan)
-    run.apply(out, mean, cov, mean)
+    run.apply(out, mean, rest, cov, mean)
     want = cov @ (x - mean[:, :, None]) + mean[:, :, None]
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
@@ -104,13 +104,15 @@ def test_freed_memory_is_not_read():
 def test_wrong_operands_are_refused_before_they_reach_c():
     x = torch.randn(3, 1, 4, 5)
     run = library.Pass(areas.batch(4), x)
-    mean, cov = run.moments()
+    mean, cov, rest = run.moments()
     for wrong in (mean[:, :3], mean.expand(2, 4), mean.double(), cov[:, :3], mean.to("meta")):
         with pytest.raises(ValueError, match=r"native code expected torch\.float32 of shape"):
-            run.sums(torch.randn(3, 1, 4, 5), wrong)
+            run.sums(torch.randn(3, 1, 4, 5), wrong, rest)
+        with pytest.raises(ValueError, match=r"native code expected torch\.float32 of shape"):
+            run.sums(torch.randn(3, 1, 4, 5), mean, wrong)
     for wrong in (torch.randn(3, 1, 4, 4), torch.randn(3, 1, 4, 5).double()):
         with pytest.raises(ValueError, match=r"of shape \(3, 1, 4, 5\)"):
-            run.sums(wrong, mean)
+            run.sums(wrong, mean, rest)
     w, memo = library.newton(cov, 3)
     for wrong in (memo[:1], memo.double()):
         with pytest.raises(ValueError, match=r"of shape \(2, 2, 1, 4, 4\)"):
@@ -125,9 +127,9 @@ def test_operands_may_have_strides_of_their_own():
 
     x = torch.randn(3, 2, 4, 5)
     run = library.Pass(areas.batch(4), x)
-    mean, a, out = torch.randn(2, 4), torch.randn(2, 4, 4), torch.empty_like(x)
-    run.apply(out, strided(mean), strided(a), strided(2 * mean))
-    want = a @ (x - mean[:, :, None]) + 2 * mean[:, :, None]
+    (mean, rest), a, out = torch.randn(2, 2, 4), torch.randn(2, 4, 4), torch.empty_like(x)
+    run.apply(out, strided(mean), strided(rest), strided(a), strided(2 * mean))
+    want = a @ (x - (mean + rest)[:, :, None]) + 2 * mean[:, :, None]
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
     sigma = torch.cov(torch.randn(4, 90)) * torch.rand(3, 1, 1) + torch.eye(4)
     dw = torch.randn(3, 4, 4)
@@ -142,7 +144,7 @@ def test_operands_may_have_strides_of_their_own():
 def test_a_gradient_whose_memory_was_freed_is_not_read():
     x = torch.randn(8, 1, 6, 4)
     run, dy = library.Pass(areas.batch(6), x), torch.randn_like(x)
-    mean, _ = run.moments()
+    mean, _, rest = run.moments()
     dy.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="was freed before"):
-        run.sums(dy, mean)
+        run.sums(dy, mean, rest)

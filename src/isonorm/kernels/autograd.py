@@ -41,12 +41,12 @@ def run(
             x = x.clone()  # once, rather than in forward and in backward
         watched = watched or is_watched(x)
     if watched:
-        y, *saved = _forward_op(x, weight, bias, color, residual, plan.encode())
-        return y, Saved(*saved)
+        y, *kept, rest = _forward_op(x, weight, bias, color, residual, plan.encode())
+        return y, Saved(*kept, rest if plan.keeps_rest else None)
     undifferentiated: list[Tensor] = []
     y, mean, cov = _Explicit.apply(x, weight, bias, color, residual, plan, undifferentiated)
-    count, w, memo = undifferentiated
-    return y, Saved(count, mean, cov, w, memo)
+    count, w, memo, rest = undifferentiated
+    return y, Saved(count, mean, cov, w, memo, rest)
 
 
 def as_stored(tensor: Any) -> Any:
@@ -159,8 +159,8 @@ class _Explicit(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         extra = explicit.extra_to_save(plan, y, residual)  # type: ignore[arg-type]
         ctx.save_for_backward(x, weight, bias, color, extra, *saved)
-        count, mean, cov, w, memo = saved
-        undifferentiated += count, w, memo  # an output costs more than a place in a list
+        count, mean, cov, w, memo, rest = saved
+        undifferentiated += count, w, memo, rest  # an output costs more than a place in a list
         return y, mean, cov
 
     @staticmethod
@@ -200,9 +200,9 @@ def _run_forward(
     color: Tensor | None,
     residual: Tensor | None,
     plan: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     y, count, *saved = _forward(x, weight, bias, color, residual, Plan.decode(plan))
-    count = x.new_empty(0) if count is None else count
+    count, *saved = (x.new_empty(0) if t is None else t for t in (count, *saved))
     return (y, count, *map(_owned, saved))  # type: ignore[return-value]
 
 
@@ -228,6 +228,7 @@ def _fake_forward(x, weight, bias, color, residual, plan):
         packed(*square),
         packed(*square),
         packed(*(decoded.memo_shape(b, d, x.device) for _, b, d, _ in shapes)),
+        packed(*((b, d) for _, b, d, _ in shapes)) if decoded.keeps_rest else x.new_empty(0),
     )
 
 
@@ -248,10 +249,12 @@ def _run_backward(
     cov: Tensor,
     w: Tensor,
     memo: Tensor,
+    rest: Tensor,
     has_residual: bool,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    saved = Saved(count if count.numel() else None, mean, cov, w, memo)
+    count, rest = (t if t.numel() else None for t in (count, rest))
+    saved = Saved(count, mean, cov, w, memo, rest)
     given = (dy, dmean, dcov, x, weight, bias, color, extra)
     dx, dgain, dbias, g = _backward(*given, saved, Plan.decode(plan), has_residual)
     gains = [None if t is None else t.contiguous() for t in (dgain, dbias)]
@@ -260,8 +263,9 @@ def _run_backward(
 
 
 def _fake_backward(
-    dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, has_residual, plan
-):
+    dy, dmean, dcov, x, weight, bias, color, extra, count, mean, cov, w, memo, rest, has_residual,
+    plan,
+):  # fmt: skip
     gain = color if color is not None else weight
     return fake_gradients(x, gain, bias, has_residual, plan)
 

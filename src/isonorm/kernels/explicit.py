@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..area import Block, flat
 from ..recovery import Affine, Coloring, Recovery
-from ..statistics import Statistics, working_dtype
+from ..statistics import Measured, rounded, working_dtype
 from ..synchronization import all_reduce, reduce_across
 from . import plain
 from .plan import Gradients, Plan, Problem, Sums, cut, pack
@@ -46,6 +46,7 @@ class Saved(NamedTuple):
     cov: Tensor
     w: Tensor
     memo: Tensor
+    rest: Tensor | None = None  # of the mean, where a matrix multiplies deviations from it
 
 
 def recovery_of(weight: Tensor | None, bias: Tensor | None, color: Tensor | None) -> Recovery:
@@ -71,7 +72,7 @@ class Steps(Protocol):
         """
         ...
 
-    def moments(self, work: Any, plan: Plan) -> Statistics:
+    def moments(self, work: Any, plan: Plan) -> Measured:
         """Step 1."""
         ...
 
@@ -79,7 +80,7 @@ class Steps(Protocol):
         """Step 2: W and the memo."""
         ...
 
-    def analyze(self, work: Any, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
+    def analyze(self, work: Any, plan: Plan) -> tuple[Measured, tuple[Tensor, Tensor]]:
         """Steps 1 and 2, where no other rank has a part in them."""
         ...
 
@@ -87,7 +88,7 @@ class Steps(Protocol):
         self,
         work: Any,
         y: Tensor,
-        statistics: Statistics,
+        statistics: Measured,
         w: Tensor,
         recovery: Recovery,
         plan: Plan,
@@ -142,9 +143,10 @@ def forward(
     works = [steps.prepare(x, block, plan, recovery, residual) for block, *_ in shapes]
     count = None
     if plan.group:
-        measured = [steps.moments(work, plan) for work in works]
+        parts = [steps.moments(work, plan).exact() for work in works]
         what = plan.shared_with(recovery)
-        measured = reduce_across(plan.group, measured, plan.operation.centers, what)
+        parts = reduce_across(plan.group, parts, plan.operation.centers, what)
+        measured = [rounded(part, plan.keeps_rest) for part in parts]
         count = torch.as_tensor(measured[0].count)
         solved = [steps.root(stats.cov, plan) for stats in measured]
     else:
@@ -156,7 +158,9 @@ def forward(
     _copy_back(y, out)
     means, covs = [s.mean for s in measured], [s.cov for s in measured]
     ws, memos = zip(*solved, strict=True)
-    return y, Saved(count, pack(means), pack(covs), pack(ws), pack(memos))
+    rests = [s.rest for s in measured if s.rest is not None]
+    rest = pack(rests) if rests else None
+    return y, Saved(count, pack(means), pack(covs), pack(ws), pack(memos), rest)
 
 
 def _copy_back(whole: Tensor, flattened: Tensor) -> None:
@@ -282,10 +286,12 @@ def unpack(saved: Saved, plan: Plan, x: Tensor) -> Iterator[Problem]:
     """The blocks of an (N, C, *) input with their parts of what forward saved."""
     shapes = plan.problem_shapes(x)
     if len(shapes) == 1:
-        yield Problem(*shapes[0], saved.mean, saved.cov, saved.w, saved.memo)
+        yield Problem(*shapes[0], saved.mean, saved.cov, saved.w, saved.memo, saved.rest)
         return
-    means = cut(saved.mean, [(b, d) for _, b, d, _ in shapes])
+    vectors = [(b, d) for _, b, d, _ in shapes]
+    means = cut(saved.mean, vectors)
+    rests = [None] * len(shapes) if saved.rest is None else cut(saved.rest, vectors)
     covs, ws = (cut(t, [(b, d, d) for _, b, d, _ in shapes]) for t in (saved.cov, saved.w))
     memos = cut(saved.memo, [plan.memo_shape(b, d, saved.w.device) for _, b, d, _ in shapes])
-    for (block, b, d, m), mean, cov, w, memo in zip(shapes, means, covs, ws, memos, strict=True):
-        yield Problem(block, b, d, m, mean, cov, w, memo)
+    for shape, *kept in zip(shapes, means, covs, ws, memos, rests, strict=True):
+        yield Problem(*shape, *kept)

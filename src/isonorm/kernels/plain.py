@@ -12,7 +12,14 @@ from torch import Tensor
 from ..area import Block
 from ..operation import add_eps
 from ..recovery import Coloring, Recovery
-from ..statistics import Statistics, about_mean, merge, working_dtype
+from ..statistics import (
+    Measured,
+    Statistics,
+    about_mean,
+    measured_about,
+    merge,
+    working_dtype,
+)
 from .layouts import layout
 from .outer import Outer, Square
 from .plan import Gradients, Plan, Problem, Sums
@@ -43,15 +50,15 @@ def prepare(
     return Work(block, layout(plan.area, block.view(x), working_dtype(x)))
 
 
-def moments(work: Work, plan: Plan) -> Statistics:
+def moments(work: Work, plan: Plan) -> Measured:
     """Step 1. Chunks that share problems merge, a run of them at a time; chunks of separate
     examples stand side by side.
     """
     (block, ops), area = work, plan.area
     if not ops.chunks:
         b, d, _ = area.problem_shape(block, ops.shape[0], ops.shape[3])
-        zeros = ops.source.new_zeros
-        return Statistics(0, zeros((b, d), dtype=ops.dtype), zeros((b, d, d), dtype=ops.dtype))
+        mean, cov = (ops.source.new_zeros(shape, dtype=ops.dtype) for shape in ((b, d), (b, d, d)))
+        return Measured(0, mean, cov, torch.zeros_like(mean) if plan.keeps_rest else None)
     run = CHUNKS_ABOUT_A_PIVOT if area.spans_batch else 1
     runs = [ops.chunks[i : i + run] for i in range(0, len(ops.chunks), run)]
     parts, pivots = [], []
@@ -63,14 +70,16 @@ def moments(work: Work, plan: Plan) -> Statistics:
             parts.append(_about_zero(chunks, work, plan))
     if not area.spans_batch:
         means, covs = torch.cat([p.mean for p in parts]), torch.cat([p.cov for p in parts])
-        return Statistics(parts[0].count, means + torch.cat(pivots) if pivots else means, covs)
+        total = Statistics(parts[0].count, means, covs)
+        if not pivots:
+            return Measured(*total, None)
+        return measured_about(torch.cat(pivots), total, plan.keeps_rest)
     if not pivots:
-        return reduce(merge, parts)
+        return Measured(*reduce(merge, parts), None)
     # Relative to the first pivot: means far from zero would be rounded before they are compared.
     for i in range(1, len(parts)):
         parts[i] = parts[i]._replace(mean=parts[i].mean + (pivots[i] - pivots[0]))
-    total = reduce(merge, parts)
-    return total._replace(mean=total.mean + pivots[0])
+    return measured_about(pivots[0], reduce(merge, parts), plan.keeps_rest)
 
 
 def _about_pivot(chunks: Sequence[Chunk], pivot: Tensor, work: Work, plan: Plan) -> Statistics:
@@ -109,7 +118,7 @@ def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     return method.forward(add_eps(cov, plan.eps))
 
 
-def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
+def analyze(work: Work, plan: Plan) -> tuple[Measured, tuple[Tensor, Tensor]]:
     """Steps 1 and 2, where no other rank has a part in them."""
     statistics = moments(work, plan)
     return statistics, root(statistics.cov, plan)
@@ -132,7 +141,7 @@ def centering(
 
 
 def apply(
-    work: Work, y: Tensor, statistics: Statistics, w: Tensor, recovery: Recovery, plan: Plan
+    work: Work, y: Tensor, statistics: Measured, w: Tensor, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 3: y = A(x − μ) + β."""
     (block, ops), out = work, work.block.view(y)
@@ -140,20 +149,34 @@ def apply(
     before, after = centering(work, statistics.mean, statistics.cov, plan)
     tiles = ops.centered_tiles(before, out, again=True)
     if not plan.folds_recovery:  # γ and β vary along the samples
+        shift = less_rest(None, w, statistics.rest)
         for rows, tile, part in tiles:
-            z = ops.untile(ops.product(ops.part(w, rows), tile, None))
+            z = ops.untile(ops.product(ops.part(w, rows), tile, _own(ops, shift, rows)))
             z = recovery.scale(z, block)
             part.values.copy_(z) if bias is None else add_into(part.values, z, bias)
         return
-    a, shift = folded(recovery, w, block), shift_of(recovery, block, w)
+    a = folded(recovery, w, block)
+    shift = less_rest(shift_of(recovery, block, w), a, statistics.rest)
     if after is not None:
         shared = torch.bmm(a, after.unsqueeze(-1))
         shift = shared.neg_() if shift is None else shift - shared
     a = ops.repeated(a, "matrix")
     shift = None if shift is None else ops.repeated(shift, "shift")
     for rows, tile, part in tiles:
-        own = None if shift is None else ops.part(shift, rows)
-        ops.write(part, (ops.part(a, rows), tile), shift=own)
+        ops.write(part, (ops.part(a, rows), tile), shift=_own(ops, shift, rows))
+
+
+def _own(ops: Layout, shift: Tensor | None, rows: slice) -> Tensor | None:
+    return None if shift is None else ops.part(shift, rows)
+
+
+def less_rest(shift: Tensor | None, matrix: Tensor, rest: Tensor | None) -> Tensor | None:
+    """Return a (b, d, 1) shift of products with x − μ less what the mean's rest adds to them."""
+    if rest is None:
+        return shift
+    if shift is None:
+        return torch.bmm(matrix, rest.unsqueeze(-1)).neg_()
+    return torch.baddbmm(shift, matrix, rest.unsqueeze(-1), alpha=-1)
 
 
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
@@ -163,12 +186,13 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     dweight = dbias = None
     if not plan.folds_recovery:
         dweight, dbias = (p.mean.new_zeros(block.groups * block.size) for _ in range(2))
+        shift = less_rest(None, p.w, p.rest)
     for rows, tile, g in ops.centered_tiles(p.mean if plan.operation.centers else None, grad):
         if dweight is None or dbias is None:
             g = ops.tile(g)
         else:
             values = g.values.to(ops.dtype)
-            xhat = ops.untile(ops.product(ops.part(p.w, rows), tile, None))
+            xhat = ops.untile(ops.product(ops.part(p.w, rows), tile, _own(ops, shift, rows)))
             dbias += values.sum((0, 3)).flatten()
             dweight += (values * xhat).sum((0, 3)).flatten()
             g = ops.made(recovery.scale(values, block))
@@ -176,7 +200,15 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
         outer.add(g, tile)
     if not fs:
         return Sums(torch.zeros_like(p.mean), torch.zeros_like(p.cov), dweight, dbias)
-    return Sums(ops.joined(fs), outer.total(), dweight, dbias)
+    return sums_about_mean(Sums(ops.joined(fs), outer.total(), dweight, dbias), p)
+
+
+def sums_about_mean(s: Sums, p: Problem) -> Sums:
+    """Return the sums of step 4 with M about the mean and its rest."""
+    if p.rest is None:
+        return s
+    shared = (s.f.unsqueeze(-1), p.rest.unsqueeze(-2))
+    return s._replace(outer=torch.addcmul(s.outer, *shared, value=-1))
 
 
 def gradients(p: Problem, s: Sums, recovery: Recovery, plan: Plan, m: Tensor | int) -> Gradients:
@@ -237,7 +269,8 @@ def backward_apply(
     # turned after it is repeated: products take either, copies do not
     a, slope = ops.repeated(grads.a, "matrix").mT, ops.repeated(grads.slope, "slope")
     before, after = centering(work, p.mean, p.cov, plan)
-    shift = grads.shift.unsqueeze(-1)
+    shift = less_rest(grads.shift.unsqueeze(-1), grads.slope, p.rest)
+    assert shift is not None
     if after is not None:
         shift = torch.baddbmm(shift, grads.slope, after.unsqueeze(-1), alpha=-1)
     shift = ops.repeated(shift, "shift")

@@ -52,6 +52,7 @@ class Problem(NamedTuple):
     cov: Tensor  # (b, d, d)
     w: Tensor  # (b, d, d)
     memo: Tensor
+    rest: Tensor | None = None  # (b, d), of the mean
 
 
 class Sums(NamedTuple):
@@ -144,6 +145,11 @@ class Plan:
         return None if root is None else root.on(device)
 
     @property
+    def keeps_rest(self) -> bool:
+        """Whether the rest of the mean matters: a matrix multiplies deviations from it."""
+        return "d" in self.area.roles and self.operation.centers
+
+    @property
     def folds_recovery(self) -> bool:
         """Whether γ multiplies the rows of W; otherwise it acts per channel, along the samples."""
         return self.area.features == "channels"
@@ -192,10 +198,10 @@ class Plan:
         return (0,) if root is None else root.memo_shape(b, d)
 
     def kept(self, x: Tensor) -> Packing:
-        """What ``gpu.fast_path`` keeps of its one block: μ, Σ, W and the root's memo."""
+        """What ``gpu.fast_path`` keeps of its one block: μ, Σ, W, the root's memo and μ's rest."""
         _, b, d, _ = self.problem_shapes(x)[0]
         memo = self.memo_shape(b, d, x.device) if self.fuses_root(d, x.device) else (0,)
-        return Packing(b * d, b * d * d, b * d * d, prod(memo))
+        return Packing(b * d, b * d * d, b * d * d, prod(memo), b * d)
 
     def encode(self) -> str:
         """One word a field, since the compiler must be able to trace this: "batch mbdm channels

@@ -12,14 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..operation import Operation
 from ..recovery import Recovery
 from ..statistics import (
+    Measured,
     Statistics,
     join_matrices,
     join_vectors,
     measure,
     no_autocast,
+    rounded,
     split_statistics,
     working_dtype,
 )
@@ -34,20 +35,26 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
         blocks = area.partition(x.shape[1])
         problems = [area.gather(block.view(x).to(working_dtype(x))) for block in blocks]  # Π
         if given is None:
-            measured = [_measure(problem, operation) for problem in problems]
+            measured = [_measure(problem, plan) for problem in problems]
             if plan.group:
+                parts = [part.exact() for part in measured]
                 what = plan.shared_with(recovery)
-                measured = reduce_across(plan.group, measured, operation.centers, what)
+                parts = reduce_across(plan.group, parts, operation.centers, what)
+                measured = [rounded(part, plan.keeps_rest) for part in parts]
                 if not operation.scales:
-                    measured = [Statistics(n, mu, torch.ones_like(cov)) for n, mu, cov in measured]
+                    measured = [part._replace(cov=torch.ones_like(part.cov)) for part in measured]
         else:
             dtype = torch.promote_types(working_dtype(x), given.cov.dtype)
             given = Statistics(given.count, given.mean.to(dtype), given.cov.to(dtype))
-            measured = split_statistics(given, area, *x.shape)
+            split = split_statistics(given, area, *x.shape)
+            measured = [Measured(*statistics, None) for statistics in split]
         outputs, transforms = [], []
         for block, problem, stats in zip(blocks, problems, measured, strict=True):
             w = operation.transform(stats.cov, plan.eps)
-            normalized = w @ (problem - stats.mean.unsqueeze(-1))  # Φ
+            centered = problem - stats.mean.unsqueeze(-1)
+            if stats.rest is not None:
+                centered = centered - stats.rest.unsqueeze(-1)
+            normalized = w @ centered  # Φ
             view = area.scatter(normalized, block.view(x))
             outputs.append(recovery.scale(view, block).flatten(1, 2))  # Ψ without β
             transforms.append(w)
@@ -62,16 +69,19 @@ def run(x: Tensor, recovery: Recovery, plan: Plan, given: Statistics | None = No
     return Result(y.to(x.dtype), statistics, join_matrices(transforms))
 
 
-def _measure(problems: Tensor, operation: Operation) -> Statistics:
-    m = problems.shape[-1]
+def _measure(problems: Tensor, plan: Plan) -> Measured:
+    m, operation, rest = problems.shape[-1], plan.operation, None
     if m == 0:  # a rank, or a caller, without samples
-        return Statistics(0, problems.sum(-1), problems @ problems.transpose(-1, -2))
+        return Measured(0, problems.sum(-1), problems @ problems.transpose(-1, -2), None)
     if operation.is_quadratic:
-        return measure(problems, center=operation.centers)
+        statistics = measure(problems, center=operation.centers)
+        if plan.keeps_rest:
+            rest = (problems - statistics.mean.unsqueeze(-1)).mean(-1).detach()
+        return Measured(*statistics, rest)
     mean = problems.mean(-1)
     if not operation.scales:
-        return Statistics(m, mean, torch.ones_like(mean).unsqueeze(-1))
-    return Statistics(m, mean, operation.spread(problems - mean.unsqueeze(-1), (-1,)))
+        return Measured(m, mean, torch.ones_like(mean).unsqueeze(-1), None)
+    return Measured(m, mean, operation.spread(problems - mean.unsqueeze(-1), (-1,)), None)
 
 
 def run_packed(x: Tensor, recovery: Recovery, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:

@@ -42,6 +42,7 @@ class Map:
 
     def __init__(self, x: Tensor, plan: Plan, kinds: Kinds) -> None:
         x = flat(x)
+        kinds = kinds._replace(rest=False)
         self.kernel = find_pass(x, plan.area.whole(x.shape[1]), plan, kinds).apply
 
     def __call__(
@@ -55,7 +56,7 @@ class Map:
     ) -> Tensor:
         y = torch.empty_like(x)
         given = [x if t is None else t for t in (weight, bias, residual)]
-        self.kernel(x, y, w, mean, *given)
+        self.kernel(x, y, w, mean, mean, *given)
         return y
 
 
@@ -81,16 +82,16 @@ class Prepared:
         assert run.root is not None and back.gradients is not None
         solved_by = run.root if averaged is None else averaging(run.root, *averaged)
         # Slots of what ``forward`` and ``backward`` give their first chains.
-        solve = run.to_solve(1, 2, 3, 4, 5, None if averaged is None else (6, 7, 8))
-        gain = 4 if kinds.weight is None else 5
-        differentiate = back.to_differentiate(3, 9, 4, 10, gain, (11, 12, 13, 14, 15))
+        solve = run.to_solve(1, 2, 3, 4, 5, 6, None if averaged is None else (7, 8, 9))
+        gain = 5 if kinds.weight is None else 6
+        differentiate = back.to_differentiate(4, 3, 10, 5, 11, gain, (12, 13, 14, 15, 16))
         self.solve = _chain((run.moments, (0, 1, 2)), (run.sum_moments, (1,)), (solved_by, solve))
-        self.apply = _chain((run.apply, range(7)))
+        self.apply = _chain((run.apply, range(8)))
         self.differentiate = _chain(
-            (back.sums, range(9)), (back.sum_sums, (3,)), (back.gradients, differentiate)
+            (back.sums, range(10)), (back.sum_sums, (4,)), (back.gradients, differentiate)
         )
         self.backward_apply = _chain(
-            (back.backward_apply, range(10)), (back.backward_rest, range(10))
+            (back.backward_apply, range(11)), (back.backward_rest, range(11))
         )
         vector, square = run.b * run.d, run.b * run.d * run.d
         self.kept = plan.kept(x)
@@ -114,14 +115,14 @@ class Prepared:
             self.solve.ready and self.apply.ready, x, weight, bias, residual, *running
         )
         p_x = at(x)
-        mean, cov, w, memo = cut(self.kept, keep)
-        go(self.solve, [p_x, at(parts), mean, cov, w, memo, *map(at, running)])
+        mean, cov, w, memo, rest = cut(self.kept, keep)
+        go(self.solve, [p_x, at(parts), mean, rest, cov, w, memo, *map(at, running)])
         del parts  # what is asked for from here on may have its memory
         y = torch.empty_like(x)
         p_weight = p_x if weight is None else at(weight)
         p_bias = p_x if bias is None else at(bias)
         p_residual = p_x if residual is None else at(residual)
-        go(self.apply, [p_x, at(y), w, mean, p_weight, p_bias, p_residual])
+        go(self.apply, [p_x, at(y), w, mean, rest, p_weight, p_bias, p_residual])
         return y, keep
 
     def backward(
@@ -145,7 +146,7 @@ class Prepared:
         ready = self.differentiate.ready and self.backward_apply.ready
         go, at, cut = self._way(ready, x, weight, bias, extra, dy, keep)
         p_x, p_dy = at(x), at(dy)
-        mean, cov, w, memo = cut(self.kept, keep)
+        mean, cov, w, memo, rest = cut(self.kept, keep)
         a, slope, shift = cut(self.scratch, scratch)
         p_weight = p_x if weight is None else at(weight)
         p_bias = p_x if bias is None else at(bias)
@@ -154,14 +155,14 @@ class Prepared:
             g = torch.empty_like(x)
             p_g = at(g)
         p_extra = p_x if extra is None else at(extra)
-        given = [p_x, p_dy, mean, at(sums), w, p_weight, p_bias, p_extra, p_g, cov, memo]
+        given = [p_x, p_dy, mean, rest, at(sums), w, p_weight, p_bias, p_extra, p_g, cov, memo]
         go(self.differentiate, [*given, at(dweight), at(dbias), a, slope, shift])
         del sums, given
         if not wanted:
             return None, dweight, dbias, g
         dx = torch.empty_like(x)
         p_dy = p_dy if g is None else p_g
-        places = [p_x, p_dy, at(dx), a, slope, mean, shift, w, p_weight, p_bias]
+        places = [p_x, p_dy, at(dx), a, slope, mean, rest, shift, w, p_weight, p_bias]
         go(self.backward_apply, places)
         return dx, dweight, dbias, g
 

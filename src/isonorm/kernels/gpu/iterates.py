@@ -127,6 +127,7 @@ def polar(b_z, b_eye, STEPS: tl.constexpr, PRECISION: tl.constexpr):
     for k in range(1, len(STEPS) // 3):
         b_b = _product(b_z, b_q, PRECISION)
         b_z = _product(b_b, b_q, PRECISION)
+        b_z = 0.5 * (b_z + tl.trans(b_z))  # as in ``roots.recurrence``
         b_q = _polynomial(b_z, b_eye, k, STEPS, PRECISION)
         b_p = _product(b_p, b_q, PRECISION)
     return b_p

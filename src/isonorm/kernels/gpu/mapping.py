@@ -15,12 +15,12 @@ from .tile import entries, halves, multiplied
 
 @triton.jit
 def load_map(
-    p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
+    p_w, p_weight, p_bias, p_x, p_rest, i_group, size, i_global, i_own, m_channel,
     b_mean, D: tl.constexpr, SPAN: tl.constexpr, DIAG: tl.constexpr, WEIGHT: tl.constexpr,
-    BIAS: tl.constexpr, RAW: tl.constexpr, PROMOTE: tl.constexpr,
+    BIAS: tl.constexpr, RAW: tl.constexpr, PROMOTE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ and β, RAW less
-    γ·Wμ.
+    """Wᵀ of a group, for y = x·Wᵀ with samples in rows (DIAG: its diagonal), γ, and β less γW times
+    the rest of μ, where it has a REST; RAW, less γ·Wμ, too.
     """
     b_weight = tl.full((D,), 1.0, tl.float32)
     if WEIGHT:
@@ -35,6 +35,9 @@ def load_map(
         o_w, m_w = entries(i_channel[:, None], i_channel[None, :], i_group, size, SPAN)
         # Turned here: the order in which a matrix is loaded spreads to the tile it multiplies.
         b_w = tl.trans(tl.load(p_w + o_w, mask=m_w, other=0.0))
+        if REST:
+            b_rest = tl.load(p_rest + i_global, mask=m_channel, other=0.0)
+            b_bias -= b_weight * tl.sum(b_w * b_rest[:, None], 0)
         if not PROMOTE:
             b_w = b_w.to(p_x.dtype.element_ty)
         if RAW:
@@ -76,7 +79,7 @@ def mapped(
         b_y = multiplied(b_t, b_w, tl.zeros(b_x.shape, tl.float32), PRECISION)
     if WEIGHT:
         b_y *= b_weight[None, :]
-    if BIAS or RAW:
+    if BIAS or not DIAG:
         b_y += b_bias[None, :]
     return b_y
 

@@ -66,19 +66,21 @@ class Pass(NamedTuple):
     sum_moments: Launcher | None  # of several programs' parts
     sum_sums: Launcher | None
 
-    # The kernels of single channels have neither a memo nor a use for the covariance in backward.
-    # Whoever launches asks here for the order, with tensors or with addresses.
+    # The kernels of single channels have no memo, no rest of the mean, and in backward no use for
+    # the covariance. Whoever launches asks here for the order, with tensors or with addresses.
 
-    def to_solve(self, total, mean, cov, w, memo, averages: Sequence | None = None) -> tuple:
+    def to_solve(self, total, mean, rest, cov, w, memo, averages: Sequence | None = None) -> tuple:
         """What ``root`` takes, and of single channels ``statistics``, too; where there are no
         running averages, any tensor takes their places.
         """
-        kept = () if self.lay.diagonal else (memo,)
-        return (total, mean, cov, w, *kept, *(averages or (total,) * 3))
+        running = averages or (total,) * 3
+        if self.lay.diagonal:
+            return (total, mean, cov, w, *running)
+        return (total, mean, rest, cov, w, memo, *running)
 
-    def to_differentiate(self, total, cov, w, memo, weight, outputs: Sequence) -> tuple:
+    def to_differentiate(self, total, rest, cov, w, memo, weight, outputs: Sequence) -> tuple:
         """What ``gradients`` takes; it leaves dγ, dβ, A, slope and shift."""
-        given = (w,) if self.lay.diagonal else (cov, w, memo)
+        given = (w,) if self.lay.diagonal else (rest, cov, w, memo)
         return (total, *given, weight, *outputs)
 
 
@@ -91,6 +93,7 @@ class Kinds(NamedTuple):
     bias: torch.dtype | None
     extra: torch.dtype | None
     through: bool = False  # whether step 4 keeps act′(s)·dy, for the residual and for step 6
+    rest: bool = True  # whether μ has a rest: what its rounding has left out
 
 
 def find_pass(x: Tensor, block: Block, plan: Plan, kinds: Kinds) -> Pass:
@@ -125,6 +128,7 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
         "THROUGH": kinds.through,
     }
     moments = lay.launcher("moments_kernel", {"CENTER": plan.operation.centers})
+    applied: Constants = {"RESIDUAL": kinds.extra is not None, "REST": kinds.rest}
     read: Constants = {"EXTRA": kinds.extra is not None, "THROUGH": kinds.through}
     sums = lay.launcher("backward_sums_kernel", fused | read)
     terms = ("of x", "of dy") if lay.crowded else ("both",)
@@ -143,7 +147,7 @@ def _settle(x: Tensor, block: Block, plan: Plan, kinds: Kinds, precision: str) -
         moments=moments,
         statistics=small.statistics,
         root=small.root,
-        apply=lay.launcher("apply_kernel", fused | {"RESIDUAL": kinds.extra is not None}),
+        apply=lay.launcher("apply_kernel", fused | applied),
         sums=sums,
         gradients=small.gradients,
         backward_apply=backward_apply,

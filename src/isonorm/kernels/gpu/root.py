@@ -70,12 +70,12 @@ def _places_in_sums(i_group, groups, size, D: tl.constexpr, WIDE: tl.constexpr, 
 
 @triton.jit
 def _statistics(
-    p_total, p_mean, p_cov, i_group, groups, count, channels, size,
+    p_total, p_mean, p_rest, p_cov, i_group, groups, count, channels, size,
     D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
     ONE_SIDED: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """μ and Σ of a group from its sums about the pivot, which lies where μ will; Σ and its diagonal
-    are returned. Of ONE_SIDED second sums only the symmetric part counts.
+    """μ, its rest and Σ of a group from its sums about the pivot, which lies where μ will; Σ and
+    its diagonal are returned. Of ONE_SIDED second sums only the symmetric part counts.
     """
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     i_global, m_channel, m_own = _features(i_group, channels, size, m, D, RAGGED)
@@ -83,12 +83,16 @@ def _statistics(
     o_first, o_second, o_diagonal = _places_in_sums(i_group, groups, size, D, WIDE, SPAN)
     share = 1.0 / count
     b_delta = tl.load(p_total + o_first, mask=m_channel, other=0.0) * share
-    b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0) + b_delta
+    b_pivot = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
+    b_mean = b_pivot + b_delta
+    b_rest = b_delta - (b_mean - b_pivot)
     if not CENTER:
         b_mean = tl.zeros_like(b_mean)
         b_delta = tl.zeros_like(b_delta)
+        b_rest = tl.zeros_like(b_delta)
     tl.debug_barrier()  # every thread has read the pivot before any overwrites it
     tl.store(p_mean + i_global, b_mean, mask=m_stored)
+    tl.store(p_rest + i_global, b_rest, mask=m_stored)
     b_cov = tl.load(p_total + o_second, mask=m_own, other=0.0) * share
     if ONE_SIDED:
         b_cov = 0.5 * (b_cov + tl.trans(b_cov))
@@ -100,7 +104,7 @@ def _statistics(
 
 @triton.jit
 def statistics_kernel(
-    p_total, p_mean, p_cov, count, channels, size,
+    p_total, p_mean, p_rest, p_cov, count, channels, size,
     D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr, CENTER: tl.constexpr,
     ONE_SIDED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -108,14 +112,14 @@ def statistics_kernel(
     take_turn(OVERLAP)
     i_group, groups = tl.program_id(0), tl.num_programs(0)
     _statistics(
-        p_total, p_mean, p_cov, i_group, groups, count, channels, size,
+        p_total, p_mean, p_rest, p_cov, i_group, groups, count, channels, size,
         D, WIDE, SPAN, CENTER, ONE_SIDED, False,
     )  # fmt: skip
 
 
 @triton.jit
 def root_kernel(
-    p_total, p_mean, p_cov, p_w, p_memo, p_running_mean, p_running, p_batches,
+    p_total, p_mean, p_rest, p_cov, p_w, p_memo, p_running_mean, p_running, p_batches,
     eps, momentum, unbiased, count, channels, size,
     CENTER: tl.constexpr, ONE_SIDED: tl.constexpr, STEPS: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, SPAN: tl.constexpr, QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr,
@@ -132,7 +136,7 @@ def root_kernel(
     o, m, diagonal = _matrix_offsets(i_group, size, D)
     b_eye = tl.where(diagonal, 1.0, 0.0)
     b_cov, b_variance = _statistics(
-        p_total, p_mean, p_cov, i_group, groups, count, channels, size,
+        p_total, p_mean, p_rest, p_cov, i_group, groups, count, channels, size,
         D, WIDE, SPAN, CENTER, ONE_SIDED, RAGGED,
     )  # fmt: skip
     i_global, m_channel, m_own = _features(i_group, channels, size, m, D, RAGGED)
@@ -154,7 +158,7 @@ def root_kernel(
 
 @triton.jit
 def root_backward_kernel(
-    p_total, p_cov, p_w, p_memo, p_weight,
+    p_total, p_rest, p_cov, p_w, p_memo, p_weight,
     p_dweight, p_dbias, p_a, p_slope, p_shift, count, eps, channels, size, groups_of_example,
     STEPS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPAN: tl.constexpr,
     QUINTIC: tl.constexpr, FROBENIUS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
@@ -178,10 +182,12 @@ def root_backward_kernel(
     o_diagonal = i_group.to(tl.int64) * size * size + i_channel * (size + 1)
     b_variance = tl.load(p_cov + o_diagonal, mask=m_channel, other=0.0)
     b_f = tl.load(p_total + o_first, mask=m_channel, other=0.0)
+    b_rest = tl.load(p_rest + i_global, mask=m_channel, other=0.0)
     if WEIGHT:
         i_own = (i_group % groups_of_example) * size + i_channel
         b_weight = tl.load(p_weight + i_own, mask=m_channel, other=0.0).to(tl.float32)
 
+    b_dw -= b_f[:, None] * b_rest[None, :]  # about the mean and its rest
     tl.store(p_dbias + i_global, b_f, mask=m_channel)
     b_gain = tl.sum(b_w * b_dw, 1)
     tl.store(p_dweight + i_global, b_gain, mask=m_channel)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...area import Block
 from ...recovery import Affine, Coloring, Recovery
-from ...statistics import Statistics
+from ...statistics import Measured
 from .. import plain
 from ..plan import Gradients, Plan, Problem, Sums
 from .passes import Kinds, Pass, find_pass
@@ -80,7 +80,7 @@ def _sums_about_pivot(work: Work) -> tuple[Tensor, Tensor]:
     return mean, total
 
 
-def moments(work: Work, plan: Plan) -> Statistics:
+def moments(work: Work, plan: Plan) -> Measured:
     """Step 1."""
     x, run = work.x, work.run
     if x.numel() == 0:
@@ -89,23 +89,24 @@ def moments(work: Work, plan: Plan) -> Statistics:
         if work.block.missing:
             rest = run.d - work.block.missing
             cov[-1, rest:, rest:].fill_diagonal_(1.0)  # as kernels leave it
-        return Statistics(0, mean, cov)
+        return Measured(0, mean, cov, torch.zeros_like(mean) if plan.keeps_rest else None)
     mean, total = _sums_about_pivot(work)
     if not run.several_channels:
         cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
         if run.lay.diagonal:
-            run.statistics(*run.to_solve(total, mean, cov, cov, None))
-        else:
-            run.statistics(total, mean, cov)
-        return Statistics(run.m, mean, cov)
+            run.statistics(*run.to_solve(total, mean, None, cov, cov, None))
+            return Measured(run.m, mean, cov, None)
+        rest = torch.empty_like(mean)
+        run.statistics(total, mean, rest, cov)
+        return Measured(run.m, mean, cov, rest)
     variance = torch.empty_like(mean)
-    run.statistics(*run.to_solve(total, mean, variance, variance, None))
+    run.statistics(*run.to_solve(total, mean, None, variance, variance, None))
     center = mean.mean(1, keepdim=True)
     cov = (variance + (mean - center).square()).mean(1)
-    return Statistics(run.m, center, cov.view(run.b, 1, 1))
+    return Measured(run.m, center, cov.view(run.b, 1, 1), None)
 
 
-def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
+def analyze(work: Work, plan: Plan) -> tuple[Measured, tuple[Tensor, Tensor]]:
     """Steps 1 and 2."""
     x, run = work.x, work.run
     if run.root is None or x.numel() == 0:
@@ -117,9 +118,10 @@ def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
     mean, total = _sums_about_pivot(work)
     cov = x.new_empty((run.b, run.d, run.d), dtype=torch.float32)
     w = torch.empty_like(cov)
+    rest = torch.empty_like(mean) if plan.keeps_rest else None
     memo = x.new_empty(run.memo_shape, dtype=torch.float32)
-    run.root(*run.to_solve(total, mean, cov, w, memo))
-    return Statistics(run.m, mean, cov), (w, memo)
+    run.root(*run.to_solve(total, mean, rest, cov, w, memo))
+    return Measured(run.m, mean, cov, rest), (w, memo)
 
 
 def root(cov: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -143,7 +145,7 @@ def _lanes(t: Tensor, work: Work) -> Tensor:
 
 
 def apply(
-    work: Work, y: Tensor, statistics: Statistics, w: Tensor, recovery: Recovery, plan: Plan
+    work: Work, y: Tensor, statistics: Measured, w: Tensor, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 3."""
     x, block, run = work.x, work.block, work.run
@@ -151,7 +153,8 @@ def apply(
         return
     residual = x if work.extra is None else work.extra
     matrix, mean = _matrix(w, work, recovery), _lanes(statistics.mean, work)
-    run.apply(x, _part(y, block), matrix, mean, *work.parameters(), residual)
+    rest = mean if statistics.rest is None else statistics.rest
+    run.apply(x, _part(y, block), matrix, mean, rest, *work.parameters(), residual)
 
 
 def _backward_sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery) -> Tensor:
@@ -159,7 +162,8 @@ def _backward_sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery) -> Te
     total = x.new_empty((run.sums.grid[1], run.lay.row), dtype=torch.float32)
     extra, g = x if work.extra is None else work.extra, x if work.g is None else work.g
     mean, w = _lanes(p.mean, work), _matrix(p.w, work, recovery)
-    run.sums(x, _part(dy, work.block), mean, total, w, *work.parameters(), extra, g)
+    rest = mean if p.rest is None else p.rest
+    run.sums(x, _part(dy, work.block), mean, rest, total, w, *work.parameters(), extra, g)
     if run.sum_sums is not None:
         run.sum_sums(total)
     return total
@@ -174,7 +178,8 @@ def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> 
     total = _backward_sums(work, dy, p, recovery)[0]
     if not lay.diagonal:
         f, outer = _unpadded(total, work)
-        return Sums(f.reshape(p.mean.shape), outer.reshape(p.cov.shape))
+        own = Sums(f.reshape(p.mean.shape), outer.reshape(p.cov.shape))
+        return plain.sums_about_mean(own, p)
     first, second = total[: lay.problems * lay.d], total[lay.problems * lay.d :]
     lanes = [t.view(lay.examples, -1)[:, : lay.channels] for t in (first, second)]
     if not run.several_channels:
@@ -219,7 +224,7 @@ def differentiate(
     a, slope, shift = torch.empty_like(w), torch.empty_like(w), torch.empty_like(p.mean)
     weight = w if work.weight is None else work.weight
     outputs = (dweight, dbias, a, slope, shift)
-    run.gradients(*run.to_differentiate(total, p.cov, w, p.memo, weight, outputs))
+    run.gradients(*run.to_differentiate(total, p.rest, p.cov, w, p.memo, weight, outputs))
     if run.lay.examples == 1:
         return Gradients(dweight, dbias, a, slope, shift)
     return Gradients(dweight.sum(0), dbias.sum(0), a, slope, shift)
@@ -233,14 +238,15 @@ def _differentiate_colored(
     assert run.gradients is not None
     f, outer = _unpadded(total[0], work)
     own = Sums(f.reshape(p.mean.shape).clone(), outer.reshape(p.cov.shape))
-    dcolor, dbias = plain.parameter_gradients(p, own, recovery, plan)
+    about_mean = plain.sums_about_mean(own, p)
+    dcolor, dbias = plain.parameter_gradients(p, about_mean, recovery, plan)
     color = recovery.matrix(work.block).to(w.dtype).repeat(run.lay.examples, 1, 1)
     outer.copy_((color.mT @ own.outer).view(outer.shape))
     f.copy_((color.mT @ own.f.unsqueeze(-1)).view(f.shape))
     unused, bare = w.new_empty(run.gain_shape), torch.empty_like(w)
     slope, shift = torch.empty_like(w), torch.empty_like(p.mean)
     outputs = (unused, unused, bare, slope, shift)
-    run.gradients(*run.to_differentiate(total, p.cov, w, p.memo, w, outputs))
+    run.gradients(*run.to_differentiate(total, p.rest, p.cov, w, p.memo, w, outputs))
     return Gradients(dcolor, dbias, color @ w, slope, shift)
 
 
@@ -255,9 +261,11 @@ def backward_apply(
     a = _lanes(grads.a.contiguous(), work)
     if run.several_channels and work.weight is not None:
         a = (a.view(run.lay.examples, -1) * work.weight.to(a.dtype)).reshape(-1)
+    mean = _lanes(p.mean, work)
     tensors = (
-        x, g, _part(dx, block), a, _lanes(grads.slope.contiguous(), work), _lanes(p.mean, work),
-        _lanes(grads.shift, work), _matrix(p.w, work, recovery), *work.parameters(),
+        x, g, _part(dx, block), a, _lanes(grads.slope.contiguous(), work),
+        mean, mean if p.rest is None else p.rest, _lanes(grads.shift, work),
+        _matrix(p.w, work, recovery), *work.parameters(),
     )  # fmt: skip
     run.backward_apply(*tensors)
     if run.backward_rest is not None:

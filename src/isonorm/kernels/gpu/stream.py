@@ -144,7 +144,7 @@ def moments_kernel(
 
 @triton.jit
 def apply_kernel(
-    p_x, p_y, p_w, p_mean, p_weight, p_bias, p_residual,
+    p_x, p_y, p_w, p_mean, p_rest, p_weight, p_bias, p_residual,
     n, s, sn, sc, ss, se, channels, tiles, size, groups, front, front_tiles,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
@@ -152,7 +152,7 @@ def apply_kernel(
     ACT: tl.constexpr, KNOWN: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
     WIDTH: tl.constexpr, NEAR: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
     EIGHTS: tl.constexpr, GRAIN: tl.constexpr, OVERLAP: tl.constexpr, FULL: tl.constexpr,
-    PROMOTE: tl.constexpr, PRECISION: tl.constexpr,
+    PROMOTE: tl.constexpr, PRECISION: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """Step 3: y = act(γ·W(x − μ) + β + residual)."""
     i_group, i_part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -169,8 +169,8 @@ def apply_kernel(
     wait_for_previous(OVERLAP)
     b_mean = tl.load(p_mean + i_global, mask=m_channel, other=0.0)
     b_w, b_weight, b_bias = load_map(
-        p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-        b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
+        p_w, p_weight, p_bias, p_x, p_rest, i_group, size, i_global, i_own, m_channel,
+        b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE, REST,
     )  # fmt: skip
     for i_step in range(i_first, i_stop, step):
         if AHEAD:
@@ -196,7 +196,7 @@ def apply_kernel(
 
 @triton.jit
 def backward_sums_kernel(
-    p_x, p_dy, p_mean, p_sums, p_w, p_weight, p_bias, p_extra, p_g,
+    p_x, p_dy, p_mean, p_rest, p_sums, p_w, p_weight, p_bias, p_extra, p_g,
     n, s, sn, sc, ss, se, channels, tiles, size, groups,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
@@ -218,8 +218,8 @@ def backward_sums_kernel(
     REMAKE: tl.constexpr = ACT == "silu" or (ACT == "relu" and not EXTRA)
     if REMAKE:
         b_w, b_weight, b_bias = load_map(
-            p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-            b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
+            p_w, p_weight, p_bias, p_x, p_rest, i_group, size, i_global, i_own, m_channel,
+            b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE, True,
         )  # fmt: skip
     b_first = tl.zeros((ROWS, D), tl.float32)
     b_second = tl.zeros_like(b_first) if DIAG else tl.zeros((D, D), tl.float32)
@@ -266,7 +266,7 @@ def backward_sums_kernel(
 
 @triton.jit
 def backward_apply_kernel(
-    p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_shift, p_w, p_weight, p_bias,
+    p_x, p_dy, p_dx, p_a, p_slope, p_mean, p_rest, p_shift, p_w, p_weight, p_bias,
     n, s, sn, sc, ss, se, channels, tiles, size, groups, front, front_tiles,
     D: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, MERGED: tl.constexpr,
     WHOLE: tl.constexpr, I64: tl.constexpr, EXAMPLES: tl.constexpr, DIAG: tl.constexpr,
@@ -301,8 +301,8 @@ def backward_apply_kernel(
     HALF: tl.constexpr = p_x.dtype.element_ty == tl.float16 and not PROMOTE
     if ACT != "":
         b_w, b_weight, b_bias = load_map(
-            p_w, p_weight, p_bias, p_x, i_group, size, i_global, i_own, m_channel,
-            b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE,
+            p_w, p_weight, p_bias, p_x, p_rest, i_group, size, i_global, i_own, m_channel,
+            b_mean, D, SPAN, DIAG, WEIGHT, BIAS, RAW, PROMOTE, True,
         )  # fmt: skip
     if DIAG:
         b_a = tl.load(p_a + i_global, mask=m_channel, other=0.0)
@@ -317,6 +317,8 @@ def backward_apply_kernel(
                 b_a = b_a.to(p_x.dtype.element_ty)
         if TERMS != "of dy":
             b_slope = tl.load(p_slope + o_w, mask=m_w, other=0.0)
+            b_rest = tl.load(p_rest + i_global, mask=m_channel, other=0.0)
+            b_shift -= tl.sum(b_slope * b_rest[:, None], 0)
             if HALF:
                 b_largest = tl.max(tl.abs(b_slope), 0)
                 b_largest = tl.where(b_largest > 0.0, b_largest, 1.0)

@@ -29,9 +29,9 @@ _pointer, _index, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 #: threads and flags an int.
 _ARGUMENTS = {
     "room_of": [_View, _int, _int],
-    "moments": [_pointer, _View, *[_pointer] * 3, _int],
-    "sums": [_pointer, _View, _pointer, _View, *[_pointer] * 4, _int],
-    "apply": [_pointer, _View, _pointer, _View, _pointer, _View, *[_pointer] * 5, _int],
+    "moments": [_pointer, _View, *[_pointer] * 4, _int],
+    "sums": [_pointer, _View, _pointer, _View, *[_pointer] * 5, _int],
+    "apply": [_pointer, _View, _pointer, _View, _pointer, _View, *[_pointer] * 6, _int],
     "newton_room": [_index],
     "newton": [_index, _index, _index, *[_pointer] * 4, _int],
     "newton_backward": [_index, _index, _index, *[_pointer] * 6, _int],
@@ -103,20 +103,22 @@ class Pass:
         self._at, self._view = _address(view), self._strides(view)
         self._threads = _threads(view.numel() // max(c, 1) * _padded(c) ** 2)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """The mean (b, d) and the biased covariance (b, d, d)."""
-        mean, cov, room = self._vectors(), self._matrices(), self._room(leaves_sums=True)
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean (b, d), the biased covariance (b, d, d), and the mean's rest (b, d)."""
+        mean, cov, rest = self._vectors(), self._matrices(), self._vectors()
+        room = self._room(leaves_sums=True)
         self._library.moments(
-            self._at, self._view, mean.data_ptr(), cov.data_ptr(), room.data_ptr(), self._threads,
+            self._at, self._view, mean.data_ptr(), rest.data_ptr(), cov.data_ptr(),
+            room.data_ptr(), self._threads,
         )  # fmt: skip
-        return mean, cov
+        return mean, cov, rest
 
-    def sums(self, dy: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ dy (b, d) and Σ dy(x − μ)ᵀ (b, d, d)."""
+    def sums(self, dy: Tensor, mean: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ dy (b, d) and Σ dy(x − μ)ᵀ (b, d, d), with μ and its rest."""
         f, outer, room = self._vectors(), self._matrices(), self._room(leaves_sums=True)
-        mean, strides = self._given(mean), self._strides(dy)
+        mean, rest, strides = self._given(mean), self._given(rest), self._strides(dy)
         self._library.sums(
-            self._at, self._view, _address(dy), strides, mean.data_ptr(),
+            self._at, self._view, _address(dy), strides, mean.data_ptr(), rest.data_ptr(),
             f.data_ptr(), outer.data_ptr(), room.data_ptr(), self._threads,
         )  # fmt: skip
         return f, outer
@@ -125,19 +127,20 @@ class Pass:
         self,
         out: Tensor,
         mean: Tensor,
+        rest: Tensor,
         a: Tensor,
         shift: Tensor,
         dy: Tensor | None = None,
         slope: Tensor | None = None,
     ) -> None:
-        """out = A(x − μ) + shift; with dy and slope, Aᵀdy + slope·(x − μ) + shift."""
-        mean, a, shift = self._given(mean), self._given(a), self._given(shift)
+        """out = A(x − μ) + shift; with dy and slope, Aᵀdy + slope·(x − μ) + shift. μ has a rest."""
+        mean, rest, a, shift = (self._given(t) for t in (mean, rest, a, shift))
         slope = None if slope is None else self._given(slope)
         of_dy = self._view if dy is None else self._strides(dy)
         room = self._room(leaves_sums=False)
         self._library.apply(
             self._at, self._view, None if dy is None else _address(dy), of_dy,
-            out.data_ptr(), self._strides(out), mean.data_ptr(), a.data_ptr(),
+            out.data_ptr(), self._strides(out), mean.data_ptr(), rest.data_ptr(), a.data_ptr(),
             None if slope is None else slope.data_ptr(), shift.data_ptr(), room.data_ptr(),
             self._threads,
         )  # fmt: skip

@@ -93,11 +93,11 @@ static void chunk_moments(
 }
 
 /* Row ``i`` of a problem's covariance, on and right of the diagonal, and its mirror image; and the
-   mean. Chunks merge (Chan) in float64, relative to the first pivot: means far from zero would be
+   mean, with the rest that its rounding leaves out. Chunks merge (Chan) in float64, relative to the first pivot: means far from zero would be
    rounded before they are compared. */
 static void merge_row(
     const struct view *v, const struct shape *s, const REAL *parts, index_t i, REAL *mean,
-    REAL *cov)
+    REAL *rest, REAL *cov)
 {
     const index_t m = samples_of(v), size = part_size(s), chunk = chunk_of(s), d = v->features;
     double sum[MOST_FEATURES], center[MOST_FEATURES];
@@ -120,11 +120,14 @@ static void merge_row(
         }
     }
     mean[i] = (REAL)(parts[i] + center[i]);
+    rest[i] = (REAL)(center[i] - ((double)mean[i] - parts[i]));
     for (index_t j = i; j < d; j++) cov[i * d + j] = cov[j * d + i] = (REAL)(sum[j] / m);
 }
 
-/* Step 1: mean (b, d) and biased covariance (b, d, d); zeros for problems without samples. */
-void moments(const REAL *x, const struct view *v, REAL *mean, REAL *cov, REAL *room, int threads)
+/* Step 1: mean (b, d), its rest (b, d) and biased covariance (b, d, d); zeros for problems without
+   samples. */
+void moments(
+    const REAL *x, const struct view *v, REAL *mean, REAL *rest, REAL *cov, REAL *room, int threads)
 {
     const struct shape s = shape_of(v);
     const index_t problems = v->outer * v->inner, each = chunks(v, &s), d = v->features;
@@ -133,6 +136,7 @@ void moments(const REAL *x, const struct view *v, REAL *mean, REAL *cov, REAL *r
     if (!problems) return;
     if (!each) {
         memset(mean, 0, problems * d * sizeof(REAL));
+        memset(rest, 0, problems * d * sizeof(REAL));
         memset(cov, 0, problems * d * d * sizeof(REAL));
         return;
     }
@@ -144,7 +148,8 @@ void moments(const REAL *x, const struct view *v, REAL *mean, REAL *cov, REAL *r
 #pragma omp for schedule(static, ROWS_AT_ONCE)
         for (index_t row = 0; row < problems * d; row++) {
             index_t p = row / d;
-            merge_row(v, &s, parts + p * each * size, row % d, mean + p * d, cov + p * d * d);
+            merge_row(v, &s, parts + p * each * size, row % d, mean + p * d, rest + p * d,
+                      cov + p * d * d);
         }
     }
 }
@@ -170,10 +175,10 @@ static void chunk_sums(
     }
 }
 
-/* Step 4: f = Σ dy (b, d) and M = Σ dy(x − μ)ᵀ (b, d, d). */
+/* Step 4: f = Σ dy (b, d) and M = Σ dy(x − μ)ᵀ (b, d, d); of μ the rest is taken off sums. */
 void sums(
     const REAL *x, const struct view *v, const REAL *dy, const struct view *g, const REAL *mean,
-    REAL *f, REAL *outer, REAL *room, int threads)
+    const REAL *rest, REAL *f, REAL *outer, REAL *room, int threads)
 {
     const struct shape s = shape_of(v);
     const index_t problems = v->outer * v->inner, each = chunks(v, &s), d = v->features;
@@ -197,7 +202,8 @@ void sums(
                 for (index_t j = 0; j < d; j++) sum[j] += part[2 * s.d + row % d * s.d + j];
             }
             f[row] = (REAL)total;
-            for (index_t j = 0; j < d; j++) outer[row * d + j] = (REAL)sum[j];
+            for (index_t j = 0; j < d; j++)
+                outer[row * d + j] = (REAL)(sum[j] - total * rest[row / d * d + j]);
         }
     }
 }
@@ -218,12 +224,13 @@ static void lay_matrix(
 }
 
 /* y = A(x − μ) + shift; or, with dy, dx = Aᵀdy + S(x − μ) + shift, as one product of [Aᵀ S] with
-   [dy; x − μ]. */
+   [dy; x − μ]. What the rest of μ adds to every sample is taken off the shift. */
 static void chunk_apply(
     const REAL *x, const struct view *v, const REAL *dy, const struct view *g, REAL *out,
-    const struct view *w, const struct shape *s, struct range r, const REAL *mean, const REAL *a,
-    const REAL *slope, const REAL *shift, REAL *tiles)
+    const struct view *w, const struct shape *s, struct range r, const REAL *mean,
+    const REAL *rest, const REAL *a, const REAL *slope, const REAL *shift, REAL *tiles)
 {
+    REAL moved[MOST_FEATURES];
     REAL *made = tiles + 2 * ROOM, *matrix = made + ROOM;
     const index_t d = v->features, depth = dy ? 2 * s->d : s->d;
     struct shape wide = *s; /* by columns, x − μ stands beside dy */
@@ -231,6 +238,11 @@ static void chunk_apply(
     REAL *centered = tiles + (!dy ? 0 : s->by_columns ? s->d : s->d * s->width);
     REAL *beside = matrix + (!dy ? 0 : s->by_columns ? s->d * s->d : s->d);
 
+    for (index_t i = 0; i < d; i++) {
+        const REAL *row = (dy ? slope : a) + i * d;
+        moved[i] = shift[i];
+        for (index_t j = 0; j < d; j++) moved[i] -= row[j] * rest[j];
+    }
     if (dy) {
         lay_matrix(a, 1, d, d, s, depth, matrix);
         lay_matrix(slope, d, 1, d, s, depth, beside);
@@ -247,15 +259,15 @@ static void chunk_apply(
         else
             multiply(s->d, s->samples, depth, matrix, depth, 1, tiles, s->width, made, s->width, 0,
                      0);
-        scatter(made, s, out, w, start, count, shift);
+        scatter(made, s, out, w, start, count, moved);
     }
 }
 
 /* Step 3 without dy, step 6 with it. */
 void apply(
     const REAL *x, const struct view *v, const REAL *dy, const struct view *g, REAL *out,
-    const struct view *w, const REAL *mean, const REAL *a, const REAL *slope, const REAL *shift,
-    REAL *room, int threads)
+    const struct view *w, const REAL *mean, const REAL *rest, const REAL *a, const REAL *slope,
+    const REAL *shift, REAL *room, int threads)
 {
     const struct shape s = shape_of(v);
     const index_t tasks = v->outer * v->inner * chunks(v, &s), d = v->features;
@@ -263,7 +275,7 @@ void apply(
     for (index_t task = 0; task < tasks; task++) {
         struct range r = range_of(v, &s, task);
         index_t p = r.problem;
-        chunk_apply(x, v, dy, g, out, w, &s, r, mean + p * d, a + p * d * d,
+        chunk_apply(x, v, dy, g, out, w, &s, r, mean + p * d, rest + p * d, a + p * d * d,
                     slope ? slope + p * d * d : 0, shift + p * d, own(room, &s));
     }
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...area import Block
 from ...recovery import Recovery
-from ...statistics import Statistics
+from ...statistics import Measured
 from .. import plain
 from ..plain import root as root
 from ..plan import Gradients, Plan, Problem, Sums
@@ -39,30 +39,32 @@ def prepare(
     return Work(block, Pass(plan.area, block.view(x)))
 
 
-def moments(work: Work, plan: Plan) -> Statistics:
+def moments(work: Work, plan: Plan) -> Measured:
     """Step 1."""
-    return Statistics(work.run.m, *work.run.moments())
+    return Measured(work.run.m, *work.run.moments())
 
 
-def analyze(work: Work, plan: Plan) -> tuple[Statistics, tuple[Tensor, Tensor]]:
+def analyze(work: Work, plan: Plan) -> tuple[Measured, tuple[Tensor, Tensor]]:
     """Steps 1 and 2, where no other rank has a part in them."""
     statistics = moments(work, plan)
     return statistics, root(statistics.cov, plan)
 
 
 def apply(
-    work: Work, y: Tensor, statistics: Statistics, w: Tensor, recovery: Recovery, plan: Plan
+    work: Work, y: Tensor, statistics: Measured, w: Tensor, recovery: Recovery, plan: Plan
 ) -> None:
     """Step 3: y = A(x − μ) + β."""
     block, run = work
-    mean, shift = statistics.mean, plain.shift_of(recovery, block, w)
+    mean, rest, shift = statistics.mean, statistics.rest, plain.shift_of(recovery, block, w)
+    assert rest is not None, "what is whitened is centered"
     shift = torch.zeros_like(mean) if shift is None else shift.squeeze(-1)
-    run.apply(block.view(y), mean, plain.folded(recovery, w, block), shift)
+    run.apply(block.view(y), mean, rest, plain.folded(recovery, w, block), shift)
 
 
 def sums(work: Work, dy: Tensor, p: Problem, recovery: Recovery, plan: Plan) -> Sums:
     """Step 4."""
-    return Sums(*work.run.sums(work.block.view(dy), p.mean))
+    assert p.rest is not None
+    return Sums(*work.run.sums(work.block.view(dy), p.mean, p.rest))
 
 
 def differentiate(
@@ -77,4 +79,5 @@ def backward_apply(
 ) -> None:
     """Step 6: dx = Aᵀ·dy + slope·(x − μ) + shift."""
     block, run = work
-    run.apply(block.view(dx), p.mean, grads.a, grads.shift, block.view(dy), grads.slope)
+    assert p.rest is not None
+    run.apply(block.view(dx), p.mean, p.rest, grads.a, grads.shift, block.view(dy), grads.slope)
