@@ -93,10 +93,9 @@ def _equal_layers(theirs: nn.Module) -> dict[str, tuple[Callable[..., nn.Module]
     if isinstance(theirs, nn.modules.batchnorm._BatchNorm):
         return {name: (build, theirs.num_features) for name, build in BATCH_NORMS.items()}
     if isinstance(theirs, nn.modules.instancenorm._InstanceNorm):
-        by_statistics = theirs.track_running_stats and not theirs.training
-        return (
-            {} if by_statistics else {"instancenorm": (isonorm.InstanceNorm, theirs.num_features)}
-        )
+        if theirs.track_running_stats and not theirs.training:
+            return {}
+        return {"instancenorm": (isonorm.InstanceNorm, theirs.num_features)}
     if isinstance(theirs, nn.GroupNorm):
         groups = theirs.num_groups
 
@@ -128,10 +127,7 @@ def _samples(common: ModuleType, name: str, training: bool) -> list[Sample]:
             for parameter in theirs.parameters():
                 parameter.copy_(torch.randn_like(parameter))
         (x,) = given.forward_input.args
-        if (
-            isinstance(theirs, nn.modules.instancenorm._InstanceNorm)
-            and x.dim() == int(name[-2]) + 1
-        ):
+        if name.startswith("InstanceNorm") and x.dim() == int(name[-2]) + 1:
             continue  # one example
         layers = {key: (*value, True) for key, value in _equal_layers(theirs).items()}
         if isinstance(theirs, nn.modules.batchnorm._BatchNorm):
@@ -196,7 +192,7 @@ def test_forward_and_gradients_are_torchs(samples):
 def test_gradcheck(samples):
     """Also of the gradients, with respect to input and parameters, in training and in eval."""
     for sample in samples:
-        if sample.x.numel() > 300:  # torch's own slow ones
+        if sample.x.shape[0] > 100:  # torch's large batches
             continue
         layer = sample.ours()
         layer.track_running_stats = False  # each evaluation would move them
