@@ -98,7 +98,7 @@ class Checkpoint:
             safetensors.SafetensorError, OSError, ArithmeticError, LookupError, RecursionError,
             RuntimeError, TypeError, ValueError,
         ) as error:  # fmt: skip
-            reason = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
+            reason = (str(error) or type(error).__name__).partition("\n")[0][:200].rstrip(".")
             raise ValueError(
                 f"{self.path} cannot be resumed from ({reason}): it is damaged, was cut short, or "
                 "is of another training or version: remove it to begin that training again."
@@ -159,6 +159,8 @@ def _check_alike(found: Any, needed: Any, name: str) -> None:
                 f"{name} is {found.dtype} of shape {tuple(found.shape)}, but {needed.dtype} of "
                 f"{tuple(needed.shape)} was expected"
             )
+        if name.endswith("/step") and not (found >= 0).all():
+            raise ValueError(f"{name} is negative or no number")
     elif isinstance(needed, (list, tuple)):
         if not isinstance(found, (list, tuple)) or len(found) != len(needed):
             raise ValueError(f"{name} is not a list of {len(needed)}")

@@ -229,6 +229,11 @@ def _check_own(name: str, layer: nn.Module, prefix: str, part: Mapping[str, Tens
     known = {key: part[key] for key in part.keys() & buffers.keys() if buffers[key] is not None}
     for key, value in known.items():
         _check_shape(prefix + key, value, buffers[key])
+    if isinstance(layer, Normalize) and layer.running_mean is not None:
+        pair = ("running_mean", layer._running_name)
+        if len(lacking := [key for key in pair if key not in part]) == 1:
+            there = next(key for key in pair if key in part)
+            raise _refusal(name, ValueError(f"it has a {there} without a {lacking[0]}"))
     try:
         check_statistics(known)
     except ValueError as error:

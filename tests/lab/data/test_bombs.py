@@ -150,11 +150,18 @@ def _links(to: str) -> Fill:
     return fill
 
 
-def _terabyte(file: tarfile.TarFile) -> None:
-    info, _ = member("train.bin")
-    info.size = 10**12
-    file.fileobj.write(info.tobuf())
-    file.offset += 512
+def _terabyte(name: str) -> Fill:
+    def fill(file: tarfile.TarFile) -> None:
+        info, _ = member(name)
+        info.size = 10**12
+        file.fileobj.write(info.tobuf())
+        file.offset += 512
+
+    return fill
+
+
+def _large(file: tarfile.TarFile) -> None:
+    file.addfile(*member("train.bin", bytes(170 * MEGABYTE)))
 
 
 def _many(file: tarfile.TarFile) -> None:
@@ -168,25 +175,37 @@ def _holes(file: tarfile.TarFile) -> None:
     file.addfile(info, content)
 
 
-def _much_else(file: tarfile.TarFile) -> None:
-    file.addfile(*member("else", bytes(190 * MEGABYTE)))
-
-
 @pytest.mark.parametrize(
     ("fill", "words"),
     [
         (_links("nothing"), "train.bin otherwise than as a plain file"),
         (_links("test.bin"), "train.bin otherwise than as a plain file"),
-        (_terabyte, "train.bin otherwise than as a plain file of at most 160,000,000 bytes"),
+        (_terabyte("train.bin"), "more than 100 files or 193,048,576 bytes"),
+        (_terabyte("else"), "more than 100 files or 193,048,576 bytes"),
+        (_large, "train.bin otherwise than as a plain file of at most 160,000,000 bytes"),
         (_holes, "train.bin otherwise than as a plain file"),
         (_many, "more than 100 files"),
-        (_much_else, "unpacks to more than"),
     ],
-    ids=["link to nothing", "circle of links", "terabyte", "holes", "many", "much else"],
+    ids=[
+        "link to nothing",
+        "circle of links",
+        "terabyte",
+        "terabyte of something else",
+        "too large",
+        "holes",
+        "many",
+    ],
 )
 def test_archives_that_are_none_of_cifars(fill, words, tmp_path):
     archive(tmp_path / "cifar-100-binary.tar.gz", fill)
     assert words in refused("cifar100", tmp_path)
+
+
+def test_an_archive_that_unpacks_to_more_than_the_published_is_refused(official, tmp_path):
+    official.cifar(tmp_path, classes=100, packed=True)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(MEGABYTE)) * 200)
+    assert "unpacks to more than 193,048,576 bytes" in refused("cifar100", tmp_path)
 
 
 def test_a_flipped_bit_in_an_archive_is_found_by_its_checksum(official, tmp_path):

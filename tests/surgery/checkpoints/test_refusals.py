@@ -176,6 +176,15 @@ def test_statistics_of_data_load_whatever_they_were_rounded_to(dtype):
     )
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_mean_without_its_covariance_is_refused(strict):
+    state = network().state_dict()
+    for key in ("1.running_cov", "3.running_cov"):
+        del state[key]
+    with pytest.raises(ValueError, match=r"'1'.*it has a running_mean without a running_cov"):
+        isonorm.load_checkpoint(network(), state, strict=strict)
+
+
 def test_nothing_is_loaded_into_a_lazy_model():
     with pytest.raises(ValueError, match="'weight' of the model is lazy: pass a batch through"):
         isonorm.load_checkpoint(nn.LazyLinear(3), nn.Linear(2, 3).state_dict())

@@ -93,7 +93,9 @@ def split(
                 train, test_size=test_size, stratify=labels.numpy(), random_state=seed
             )
         except ValueError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise ValueError(
-                f"{name} cannot be divided by {test_size!r} with every class in proportion: {error}"
+                f"{name} cannot be divided by {test_size!r} with every class in proportion: "
+                f"{reason}."
             ) from error
     return DataSet(name, images[train], labels[train], images[test], labels[test], num_classes)

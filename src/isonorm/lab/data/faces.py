@@ -46,4 +46,7 @@ def _faces(
     # MATLAB stores a matrix column by column: upright faces need the axes exchanged.
     upright = torch.from_numpy(faces.astype(np.uint8)).view(-1, 1, _SIDE, _SIDE).mT.contiguous()
     labels = checked_labels(identities, persons, path, first=1)
-    return split(name, upright, labels, persons, test_size=test_fraction, seed=split_seed)
+    try:
+        return split(name, upright, labels, persons, test_size=test_fraction, seed=split_seed)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error

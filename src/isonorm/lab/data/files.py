@@ -95,13 +95,16 @@ def read_members(path: Path, largest: Mapping[str, int]) -> dict[str, bytes]:
     found = dict[str, bytes]()
     try:
         with gzip.open(path) as unpacked:
-            bounded = _Bounded(unpacked, path, sum(largest.values()) + _REST_OF_AN_ARCHIVE)
+            most = sum(largest.values()) + _REST_OF_AN_ARCHIVE
+            bounded = _Bounded(unpacked, path, most)
             with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]
                 for number, member in enumerate(archive):
                     name = Path(member.name).name
-                    if number >= _MOST_MEMBERS:
+                    # tarfile would read on to where a member says it ends, block by block
+                    if number >= _MOST_MEMBERS or not 0 <= archive.offset <= most:
                         raise DataError(
-                            f"{path} holds more than {_MOST_MEMBERS} files: it is another archive."
+                            f"{path} holds more than {_MOST_MEMBERS} files or {most:,} bytes: it "
+                            "is another archive, or damaged."
                         )
                     if name in largest:
                         found[name] = _content(archive, member, path, largest[name])

@@ -89,12 +89,19 @@ class _Reader:
         return items
 
     def last(self, count: int) -> list[Any]:
-        """Take so many values from the stack."""
-        if count > len(self.stack):
+        """Take so many values from the stack, all since the last mark."""
+        start = len(self.stack) - count
+        if start < (self.marks[-1] if self.marks else 0):
             raise pickle.UnpicklingError("it takes more values than it has")
-        items = self.stack[len(self.stack) - count :]
-        del self.stack[len(self.stack) - count :]
+        items = self.stack[start:]
+        del self.stack[start:]
         return items
+
+    def top(self) -> Any:
+        """Return the last value on the stack, which stays there."""
+        (value,) = self.last(1)
+        self.stack.append(value)
+        return value
 
     def op_value(self, argument: Any) -> None:
         self.stack.append(argument)
@@ -160,10 +167,10 @@ class _Reader:
         self.extend_dict(self.since_mark())
 
     def op_put(self, argument: int) -> None:
-        self.memo[argument] = self.stack[-1]
+        self.memo[argument] = self.top()
 
     def op_memoize(self, _: Any) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
+        self.memo[len(self.memo)] = self.top()
 
     def op_get(self, argument: int) -> None:
         self.stack.append(self.memo[argument])
@@ -184,18 +191,19 @@ class _Reader:
         self.stack.append(function(*arguments))
 
     def op_build(self, _: Any) -> None:
-        (state,) = self.last(1)
-        if not isinstance(self.stack[-1], (_Array, _Kind)):
+        (state,), value = self.last(1), self.top()
+        if not isinstance(value, (_Array, _Kind)):
             raise pickle.UnpicklingError("it gives a state to a value that has none")
-        self.stack[-1].build(state)
+        value.build(state)
 
     def extend_list(self, items: list[Any]) -> None:
-        if not isinstance(self.stack[-1], list):
+        target = self.top()
+        if not isinstance(target, list):
             raise pickle.UnpicklingError("it appends to a value that is no list")
-        self.stack[-1].extend(items)
+        target.extend(items)
 
     def extend_dict(self, items: list[Any]) -> None:
-        target, keys = self.stack[-1], items[::2]
+        target, keys = self.top(), items[::2]
         if not isinstance(target, dict) or len(items) % 2:
             raise pickle.UnpicklingError("it sets items of a value that is no dictionary")
         if not all(isinstance(key, (str, bytes)) for key in keys):  # others may take long to hash
