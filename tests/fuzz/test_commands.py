@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import json
@@ -9,7 +10,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from isonorm.lab import figures
 from isonorm.lab.cli import app
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+RECORD = "dbn2018-tableB1"  # a small one
 #: Starting processes, or fetching from elsewhere, is for other tests.
 LEFT_ALONE = {"download", "help", "jobs", "devices", "nodes", "out", "resume", "compile", "device"}
 TINY = [
@@ -92,25 +95,22 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return words + draw(st.lists(hostile, max_size=1))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Iterator[Path]:
-    """A folder to work in, with a finished run of each kind."""
-    folder = tmp_path_factory.mktemp("commands")
-    runs = folder / "kept"
-    runs.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(figures, "curves", lambda *arguments, **options: None)
-        patch.setattr(figures, "save", lambda *arguments, **options: [])
-        status, *_ = said(["compare", *TINY, "--out", str(runs)], "utf-8", None, 0)
-        assert status == 0
-        record = Path(__file__).parents[2] / "records" / "dbn2018-fig3"
-        shutil.copytree(record, runs / "record")
-        yield folder
+@cache
+def place() -> Path:
+    """A folder to work in, with a finished comparison and a record."""
+    folder = Path(tempfile.mkdtemp(prefix="commands"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "kept").mkdir()
+    shutil.copytree(Path(__file__).parents[2] / "records" / RECORD, folder / "kept" / "record")
+    status, *_ = said(folder, ["compare", *TINY, "--out", "kept"], "utf-8", None, 0)
+    assert status == 0
+    return folder
 
 
-def said(words: list[str], encoding: str, room: int | None, failure: int) -> tuple[int, str, str]:
-    """The status of a command in this process, its output and its errors."""
+def said(
+    folder: Path, words: list[str], encoding: str, room: int | None, failure: int
+) -> tuple[int, str, str]:
+    """The status of a command in this process and a folder, its output and its errors."""
     raws = Ending(room, failure), Ending(None, 0)
     kinds = "strict", "backslashreplace"
     streams = [
@@ -118,6 +118,10 @@ def said(words: list[str], encoding: str, room: int | None, failure: int) -> tup
         for raw, errors in zip(raws, kinds, strict=True)
     ]
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "40")
+        patch.setattr(figures, "curves", lambda *arguments, **options: None)
+        patch.setattr(figures, "save", lambda *arguments, **options: [])
         patch.setattr(sys, "stdout", streams[0])
         patch.setattr(sys, "stderr", streams[1])
         with pytest.raises(SystemExit) as ended:
@@ -155,35 +159,35 @@ consoles = st.tuples(
 
 
 @given(words=command_lines(), console=consoles)
-def test_any_words_before_any_console(place, words, console):
+def test_any_words_before_any_console(words, console):
     """Attacks the command line. Oracle: a status that is promised, whole lines without control
     characters, one sentence for a refusal, and files that a refusal leaves as they were.
     """
     if words[0] == "compare":
         words = [words[0], *TINY, *words[1:], "--out", "new"]
-    before = tree(place)
-    status, output, errors = said(words, *console)
+    before = tree(place())
+    status, output, errors = said(place(), words, *console)
     check_what_was_said(words, status, output, errors)
-    kept = {name: content for name, content in tree(place).items() if name in before}
+    kept = {name: content for name, content in tree(place()).items() if name in before}
     assert kept == before, words
     if status == 2:
-        assert tree(place) == before, words
-    for path in place.iterdir():
+        assert tree(place()) == before, words
+    for path in place().iterdir():
         if path.name != "kept":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @given(data=st.data(), value=values, console=consoles)
-def test_any_value_in_the_result_of_a_run(place, data, value, console):
+def test_any_value_in_the_result_of_a_run(data, value, console):
     """Attacks ``check``, ``record``, ``report`` and ``--resume`` by one changed value of a run's
     ``result.json``. Oracle: as above, and a file that stays as it was.
     """
     kinds = ["check", "record", "report", "resume"]
     kind = data.draw(st.sampled_from(kinds))
-    folders = [path for path in (place / "kept").iterdir() if (path.name == "record") or
+    folders = [path for path in (place() / "kept").iterdir() if (path.name == "record") or
                kind in ("check", "record", "resume")]  # fmt: skip
     whole = data.draw(st.sampled_from(sorted(folders)))
-    run = place / "records" / "dbn2018-fig3"
+    run = place() / "records" / RECORD
     shutil.copytree(whole, run)
     try:
         content = json.loads((run / "result.json").read_text())
@@ -196,11 +200,11 @@ def test_any_value_in_the_result_of_a_run(place, data, value, console):
             "resume": ["compare", "--resume", str(run), "--jobs", "1"],
         }[kind]
         before = tree(run)
-        status, output, errors = said(words, *console)
+        status, output, errors = said(place(), words, *console)
         check_what_was_said(words, status, output, errors)
         assert (kind == "resume" and status != 2) or tree(run) == before, words
     finally:
-        shutil.rmtree(place / "records")
+        shutil.rmtree(place() / "records")
 
 
 def change(content: Any, data: st.DataObject, value: Any) -> None:
