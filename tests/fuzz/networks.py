@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +33,25 @@ class Branch(nn.Module):
 
     def forward(self, x):
         return self.module(x) if x.sum() > -1e30 else x
+
+
+class ReadingBranch(Branch):
+    """Reads what the module holds, too."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y if _of(self.module, "weight") is None else y * self.module.weight.mean()
+
+
+class HeldBranch(nn.Module):
+    """Runs a module that it holds in a list, where torch.fx cannot follow."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.modules_held = [module]
+
+    def forward(self, x):
+        return self.modules_held[0](x) if x.sum() > -1e30 else x
 
 
 class NormAct(nn.BatchNorm2d):
@@ -75,12 +95,22 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
     "dbn": lambda: isonorm.DBN(CHANNELS, act="relu"),
     "doubled": lambda: _parametrized(nn.BatchNorm2d(CHANNELS)),
 }
+
+
+def _scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Sequential(nn.Conv2d(4, CHANNELS, 1), nn.BatchNorm2d(CHANNELS)))
+
+
 OTHERS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "inplace": lambda: nn.ReLU(inplace=True),
     "silu": nn.SiLU,
     "drop": nn.Dropout,
     "identity": nn.Identity,
+    "block": lambda: nn.Sequential(_conv(), nn.BatchNorm2d(CHANNELS), nn.ReLU(inplace=True)),
+    "scripted": _scripted,
 }
 
 
@@ -96,6 +126,7 @@ def _frozen(module: nn.Module) -> None:
     isonorm.freeze(module)
 
 
+BRANCHES = {"branch": Branch, "reading branch": ReadingBranch, "held branch": HeldBranch}
 MARKS = {"hook": _hooked, "pre-hook": _pre_hooked, "frozen": _frozen}
 
 
@@ -220,20 +251,20 @@ def networks(draw) -> Network:
     )  # fmt: skip
     for step in draw(st.lists(more, max_size=3)):
         steps.insert(draw(st.integers(0, len(steps))), step)
-    for mark in draw(st.lists(st.sampled_from([*MARKS, "share", "branch", "list"]), max_size=2)):
+    for mark in draw(st.lists(st.sampled_from([*MARKS, *BRANCHES, "share", "list"]), max_size=2)):
         number = draw(st.integers(0, len(modules) - 1))
         if mark == "share":
             _share(draw, modules)
-        elif mark == "branch":
+        elif mark in BRANCHES:
             steps = [
                 step._replace(kind="call") if step.module == number and step.kind == "keyword"
                 else step for step in steps
             ]  # fmt: skip
-            modules.append(Branch(modules[number]))
+            modules.append(BRANCHES[mark](modules[number]))
             steps.append(Step("call", len(modules) - 1))
         elif mark == "list":
             modules[draw(st.integers(0, len(modules) - 1))].held = [modules[number]]
-        else:
+        elif not isinstance(modules[number], torch.jit.ScriptModule):  # it takes no hooks
             MARKS[mark](modules[number])
     return _lived_in(Network(modules, steps, draw(st.booleans())).double())
 

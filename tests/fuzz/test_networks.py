@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import isonorm
-from tests.fuzz.networks import CHANNELS, Network, networks
+from tests.fuzz.networks import CHANNELS, Network, ReadingBranch, networks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*single weight for each output")
 
@@ -73,7 +73,7 @@ def _train(model: nn.Module, x: Tensor) -> None:
     (y * torch.randn_like(y)).sum().backward()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.grad is not None:
+            if parameter.is_leaf and parameter.grad is not None:  # a scripted copy has others
                 parameter -= 1e-3 * parameter.grad / (1 + parameter.grad.norm())
     model.eval()
 
@@ -102,7 +102,8 @@ def test_conversion(network: Network, to: str, fuse_act: bool) -> None:
         return
     note(str(report))
     found = _output(network, x)
-    if all(change.same for change in report.changed):
+    blind = bool(report.unknown) and any(isinstance(m, ReadingBranch) for m in network.modules())
+    if all(change.same for change in report.changed) and not blind:
         assert _same(found, expected, _rounding(report))
     if not report.changed:
         assert _identical(network, _state(original)) and torch.equal(found, expected)
@@ -112,7 +113,7 @@ def test_conversion(network: Network, to: str, fuse_act: bool) -> None:
     if back is not None:
         note(str(back))
         reverted = _output(network, x)
-        if all(change.same for change in (*report.changed, *back.changed)):
+        if all(change.same for change in (*report.changed, *back.changed)) and not blind:
             assert _same(reverted, expected, _rounding(report, back))
 
 

@@ -55,8 +55,9 @@ def convert(
 
     Parameters stay the same objects. They, the statistics, eps, momentum, mode, device, dtype and
     hooks carry over, and γ makes up for the new root, so that in eval a model that had BatchNorm
-    computes what it did before; the report says where it does not. An error leaves the model as it
-    was.
+    computes what it did before; the report says where it does not. A norm that the model's forward
+    does more with than call it is left, as far as torch.fx can follow that; ``unknown`` of the
+    report names the norms where it cannot. An error leaves the model as it was.
     """
     if isinstance(to, str) and to.lower() == "equinorm":
         if fuse_act:

@@ -21,7 +21,7 @@ from .fates import Fate, FoldReport
 from .graph import FLATTEN, Known, Links
 from .maps import EvalMap, eval_map, has_forward_of, own_forward
 from .report import Refused
-from .tracing import brief, has_hooks
+from .tracing import brief, has_hooks, names_of_state
 from .tree import KEPT_ASIDE, check_module, kept_aside, modules_of, unwrapped
 
 #: Functions that write to nothing that was there before. Arithmetic is none of them: torch.fx sees
@@ -119,8 +119,12 @@ class _Folding:
             behind = self._try(order, lambda name: self._into_previous(name, links))
             ahead = self._try(order[::-1], lambda name: self._into_next(name, links))
         fixed: dict[str, nn.Module] = {}
+        parts = [self.model] if links is None else [self.modules[name] for name in links.opaque]
+        read = names_of_state(module for part in parts for module in part.modules())
         for name, norm in list(self.maps.items()):
             try:
+                if read and (links is None or links.unseen(name)):
+                    raise Refused(f"code that cannot be followed reads {read!r} of something")
                 fixed[name] = norm.as_module()
             except Refused as reason:
                 self._settle(name, "left", None, note=str(reason))
@@ -172,7 +176,9 @@ class _Folding:
                 self.maps[name] = eval_map(module)
             except Refused as reason:
                 self._settle(name, "left", None, note=str(reason))
-        probes = {name: Merged("", None, None, len(norm.c)) for name, norm in self.maps.items()}
+        probes: dict[str, nn.Module] = {}
+        for name, norm in self.maps.items():
+            probes[name] = Merged("", None, None, len(norm.c))
         self._leave_unfit(known, probes)
 
     def _why_not_replaced(self, name: str, known: Known, aside: set[nn.Module]) -> str:

@@ -302,11 +302,12 @@ def read(
     """
     if "forward" in vars(model):
         raise Untraceable("its forward was replaced on the object, so its class does not tell it")
-    memo = uncopied(model) | {id(parameter): parameter for parameter in model.parameters()}
+    memo: dict[int, Any] = uncopied(model)
+    memo |= {id(parameter): parameter for parameter in model.parameters()}
     tracer = LayerTracer()
     try:
         with _random_numbers_kept():
-            subject = copy.deepcopy(model, memo)  # type: ignore[arg-type]
+            subject = copy.deepcopy(model, memo)
             if training is not None:
                 subject.train(training)
             tracer.leaves = {memo[id(leaf)] for leaf in leaves}

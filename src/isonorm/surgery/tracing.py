@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,6 +34,12 @@ LEAVES = (
 _SHAPE_ONLY = {
     "shape", "ndim", "dtype", "device", "size", "dim", "numel", "layout", "stride", "is_contiguous",
     "requires_grad", "is_leaf", "is_cuda", "is_meta", "is_floating_point", "is_complex",
+}  # fmt: skip
+
+#: By these a forward reads what a norm holds.
+_STATE = {
+    "weight", "bias", "running_mean", "running_var", "running_cov", "parameters", "buffers",
+    "named_parameters", "named_buffers", "state_dict", "_parameters", "_buffers",
 }  # fmt: skip
 
 
@@ -155,6 +162,52 @@ class ValuesWatched(TorchFunctionMode):
 def _hook(value):
     """Stands for the hooks of a module in a graph that is read, never run."""
     raise NotImplementedError
+
+
+def names_of_state(modules: Iterable[nn.Module]) -> str:
+    """Return a name by which forwards that cannot be followed may read what a norm holds; empty
+    where there is none. Code of torch and of this package is not looked at.
+
+    >>> names_of_state([nn.Linear(2, 2)])
+    ''
+    """
+    pending: list[tuple[type, Any]] = []
+    for module in modules:
+        pending += [(type(module), vars(module).get("forward"))]
+        pending += _functions_named("forward", type(module))
+    seen: set[FunctionType] = set()
+    while pending:
+        kind, value = pending.pop()
+        function = value.fget if isinstance(value, property) else _plain(value)
+        function = inspect.unwrap(function) if isinstance(function, FunctionType) else None
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if function.__module__.partition(".")[0] in ("torch", "isonorm"):
+            continue
+        pending += [(kind, held) for held in inspect.getclosurevars(function).nonlocals.values()]
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            strings = [constant for constant in code.co_consts if isinstance(constant, str)]
+            if found := _STATE.intersection([*code.co_names, *strings]):
+                return min(found)
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+            for name in code.co_names:  # methods and functions that are called
+                pending += _functions_named(name, kind)
+                pending.append((kind, function.__globals__.get(name)))
+    return ""
+
+
+def _functions_named(name: str, kind: type) -> list[tuple[type, Any]]:
+    """Return what a class and its bases, which ``super()`` reaches, call by a name."""
+    return [(kind, vars(base)[name]) for base in kind.__mro__ if name in vars(base)]
+
+
+def _plain(value: Any) -> Any:
+    """Return the function of a method; other values as they are."""
+    methods = (MethodType, classmethod, staticmethod)
+    return value.__func__ if isinstance(value, methods) else value
 
 
 def reads_shape_only(node: Node) -> bool:

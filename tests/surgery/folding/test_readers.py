@@ -120,6 +120,42 @@ def test_a_layer_that_what_cannot_be_followed_holds(same, x):
     assert "inside" in fate_of(same(net, x), "norm").note
 
 
+def _mean_weight(norm):
+    return norm.weight.mean()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda self: self[1].weight.mean(),
+        lambda self: getattr(self[1], "running_mean").mean(),  # noqa: B009
+        lambda self: sum(p.mean() for p in self.parameters()),
+        lambda self: _mean_weight(self[1]),
+        lambda self: self.read(),
+        lambda self: self.weights,
+    ],
+    ids=["attribute", "string", "parameters", "function", "method", "property"],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_cannot_be_followed_reads_a_norm(read, whole, same, x):
+    class Base(Branching):
+        def read(self):
+            return self[1].weight.mean()
+
+        @property
+        def weights(self):
+            return self.read()
+
+    class Reading(Base):
+        def forward(self, x):
+            return super().forward(x) + read(self)
+
+    model = Reading(conv(), norm())
+    folded = same(model if whole else nn.Sequential(model), x)
+    (fate,) = folded.fold_report
+    assert fate.became == "left" and "code that cannot be followed reads" in fate.note
+
+
 def test_a_failure_inside_is_no_failure_outside(same, x):
     model = nn.Sequential(nn.Sequential(conv(), norm(), nn.ReLU(), nn.Sequential(Branching())))
     assert same(model, x).fold_report.which("merged") == ["0.1"]
