@@ -126,6 +126,12 @@ def test_where_a_model_cannot_be_followed_the_report_says_so():
     assert str(whole).count("cannot be followed") == 1
 
 
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.optim.swa_utils.AveragedModel])
+def test_the_model_inside_a_wrapper_is_followed(wrap, lived_in):
+    report = isonorm.convert(wrap(build("functional", lived_in)), "iternorm")
+    assert [row.name for row in report.left] == ["module.norm"] and not report.unknown
+
+
 def test_code_before_a_failure_is_read():
     class Reading(Branching):
         def forward(self, x):

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim.swa_utils import AveragedModel
 
 from ..layers.fixed import Merged
 from ..layers.kinds import is_norm
@@ -22,7 +21,7 @@ from .graph import FLATTEN, Known, Links
 from .maps import EvalMap, eval_map, has_forward_of, own_forward
 from .report import Refused
 from .tracing import brief, has_hooks, names_of_state
-from .tree import KEPT_ASIDE, check_module, kept_aside, modules_of, unwrapped
+from .tree import KEPT_ASIDE, check_module, innermost, kept_aside, modules_of
 
 #: Functions that write to nothing that was there before. Arithmetic is none of them: torch.fx sees
 #: ``x += 1``, which is in place, as an addition.
@@ -57,9 +56,7 @@ def fold(model: Model) -> Model:
             "a scripted model cannot be folded: fold the one it was made from, then trace that "
             "with torch.jit.trace."
         )
-    model = unwrapped(model)  # type: ignore[assignment]
-    if isinstance(model, AveragedModel):
-        model = unwrapped(model.module)  # type: ignore[assignment]
+    model = innermost(model)  # type: ignore[assignment]
     with torch.inference_mode(False):
         folding = _Folding(_copy(model).eval())
         folding.run()
@@ -90,6 +87,8 @@ class _Folding:
         self.names = tuple(self.modules)
         self.maps: dict[str, EvalMap] = {}
         self.fates: dict[str, Fate] = {}
+        #: What code that cannot be followed reads of some module
+        self.read_unseen = ""
         #: Modules that return their input as it is
         self.passing = {
             name
@@ -107,8 +106,11 @@ class _Folding:
             known = Known({})
         else:
             known = graph.follow(self.model, False)
+            opaque = [self.modules[n] for links in known.links.values() for n in links.opaque]
             if known.why_not:
                 why = f"nothing is merged across modules, since {known.why_not}"
+                opaque = [self.model]
+            self.read_unseen = names_of_state(m for part in opaque for m in part.modules())
             if self._fuse_weights(known):
                 known = graph.follow(self.model, False)
         self._find_maps(known)
@@ -119,12 +121,8 @@ class _Folding:
             behind = self._try(order, lambda name: self._into_previous(name, links))
             ahead = self._try(order[::-1], lambda name: self._into_next(name, links))
         fixed: dict[str, nn.Module] = {}
-        parts = [self.model] if links is None else [self.modules[name] for name in links.opaque]
-        read = names_of_state(module for part in parts for module in part.modules())
         for name, norm in list(self.maps.items()):
             try:
-                if read and (links is None or links.unseen(name)):
-                    raise Refused(f"code that cannot be followed reads {read!r} of something")
                 fixed[name] = norm.as_module()
             except Refused as reason:
                 self._settle(name, "left", None, note=str(reason))
@@ -186,12 +184,15 @@ class _Folding:
         module, links = self.modules[name], known.links.get(False)
         if module in aside:
             return KEPT_ASIDE
-        if links is not None and not links.calls(name) and not links.unseen(name):
-            return "it is not called in eval"
         if readers := known.readers(*module.parameters()):
             return f"its parameters are also used by {' and '.join(readers)}"
         if readers := known.readers(*module.buffers()):
             return f"its statistics are also used by {' and '.join(readers)}"
+        if links is None or links.unseen(name):
+            read = self.read_unseen
+            return f"code that cannot be followed reads {read!r} of something" if read else ""
+        if not links.calls(name):
+            return "it is not called in eval"
         return ""
 
     def _leave_unfit(self, known: Known, new: dict[str, nn.Module]) -> None:

@@ -27,7 +27,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree as pytree
 
 from .tracing import LayerTracer, ValuesWatched, brief, reads_shape_only
-from .tree import Changes, Hung, held, unwrapped
+from .tree import Changes, Hung, held, innermost
 
 #: The label of a flatten that keeps the first axis only, however it is written.
 FLATTEN = "<flatten(1)>"
@@ -228,7 +228,7 @@ def follow(model: nn.Module, *modes: bool | None) -> Known:
     links, why_not = {}, ""
     for training in modes:
         try:
-            links[training] = read(unwrapped(model), training=training)
+            links[training] = read(innermost(model), training=training)
         except Untraceable as error:
             why_not = str(error)
     return Known(links, why_not)
@@ -270,7 +270,7 @@ def difference(model: nn.Module, known: Known, swap: Swap) -> str:
                 changes.put(hung, module)
             for training, before in known.links.items():
                 leaves = [module for _, module in swap]
-                after = read(unwrapped(model), training=training, leaves=leaves)
+                after = read(innermost(model), training=training, leaves=leaves)
                 if errors := [
                     why for name, why in after.opaque.items() if name not in before.opaque
                 ]:

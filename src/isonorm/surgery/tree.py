@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
 
 #: What the report says of a module that is ``kept_aside``.
 KEPT_ASIDE = "it is also kept in a list or dict, or by a method, where it cannot be replaced"
@@ -68,6 +69,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return unwrapped(model.module)
     inner = getattr(model, "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """Return the model inside all wrappers, torch's AveragedModel among them."""
+    model = unwrapped(model)
+    return unwrapped(model.module) if isinstance(model, AveragedModel) else model
 
 
 def check_changeable(model: nn.Module) -> None:

@@ -156,6 +156,18 @@ def test_what_cannot_be_followed_reads_a_norm(read, whole, same, x):
     assert fate.became == "left" and "code that cannot be followed reads" in fate.note
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_cannot_be_followed_reads_a_layer_in_equilibrium(whole, same, x):
+    class Reading(Branching):
+        def forward(self, x):
+            return super().forward(x) * self[0].weight.mean()
+
+    model = Reading(isonorm.EquiConv2d(4, 4, 3))
+    model(x)
+    (fate,) = same(model if whole else nn.Sequential(model), x).fold_report
+    assert fate.became == "left" and "'weight'" in fate.note
+
+
 def test_a_failure_inside_is_no_failure_outside(same, x):
     model = nn.Sequential(nn.Sequential(conv(), norm(), nn.ReLU(), nn.Sequential(Branching())))
     assert same(model, x).fold_report.which("merged") == ["0.1"]
