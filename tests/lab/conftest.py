@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
 import struct
 import tarfile
@@ -18,6 +19,7 @@ from scipy.io import savemat
 from isonorm.lab import figures
 from isonorm.lab.data import DataSet, digits
 from isonorm.lab.devices import make_fabric
+from isonorm.lab.progress import LineProgress
 from isonorm.lab.train import Epoch, Result
 
 
@@ -171,6 +173,12 @@ def _plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run prints the same lines however slow the machine is."""
+    monkeypatch.setattr(LineProgress, "SECONDS_BETWEEN_SIGNS", math.inf)
 
 
 @pytest.fixture(scope="module")
