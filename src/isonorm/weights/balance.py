@@ -86,10 +86,15 @@ def average_sums(
     seen: bool | Tensor,
     momentum: float | None,
     running: Tensor,
-    tracked: Tensor,
+    tracked: Tensor | None,
 ) -> None:
-    """Moves a running v/r towards a batch's, and counts the batch, in place."""
-    if seen is True and momentum is not None and _is_open(v, running, tracked):
+    """Move a running v/r towards a batch's, and count the batch, in place."""
+    if (
+        seen is True
+        and momentum is not None
+        and tracked is not None
+        and _is_open(v, running, tracked)
+    ):
         both = running.is_contiguous() and running.get_device() == v.get_device()
         if both and running.dtype is v.dtype is torch.float32 and _takes_kernels(v):
             from .gpu import average

@@ -86,10 +86,14 @@ class EquilibriumState(WideBuffers):
             )
 
     def reset_running_stats(self) -> None:
-        if self.running_v is not None:
-            self.running_v.fill_(1)
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.zero_()
+        """Reset the running v and its count; as in torch's BatchNorm, not where
+        ``track_running_stats`` is switched off.
+        """
+        if self.track_running_stats:
+            if self.running_v is not None:
+                self.running_v.fill_(1)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.zero_()
 
     def reset_parameters(self) -> None:
         """A new kernel, balanced in its signs; affine and statistics as they were at first."""
@@ -141,12 +145,15 @@ class EquilibriumState(WideBuffers):
         return self.beta if self.affine else self.bias
 
     def _commit(self, v: Tensor, r: int, seen: bool | Tensor) -> None:
-        """Averages a batch's v_c/r into the running one: the only place that does.
+        """Average a batch's v_c/r into the running one: the only place that does.
 
-        An empty batch, and the second forward of activation checkpointing, leave it as it was.
+        An empty batch, the second forward of activation checkpointing, and every batch while
+        ``track_running_stats`` is switched off, leave it as it was.
         """
         running, tracked = self.running_v, self.num_batches_tracked
-        if not self.training or running is None or tracked is None or being_recomputed():
+        if not (self.training and self.track_running_stats) or running is None:
+            return
+        if being_recomputed():
             return
         if isinstance(seen, Tensor) or seen:
             average_sums(v, r, seen, self.momentum, running, tracked)

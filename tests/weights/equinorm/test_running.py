@@ -85,3 +85,31 @@ def test_a_failed_call_changes_nothing():
     with pytest.raises(RuntimeError, match="size"):
         layer(torch.rand(2, 3, 4, 4))
     assert layer.num_batches_tracked == 0 and torch.equal(layer.running_v, torch.ones(3))
+
+
+def test_tracking_can_be_switched_off_and_on_as_in_batch_norm(case):
+    """Off, nothing moves and nothing is reset; on again, all is as it was."""
+    norm, plain = case.make(momentum=0.3), torch.nn.BatchNorm1d(4, momentum=0.3)
+    x, y = case.draw(), torch.randn(5, 4)
+    moved = []
+    for layer, batch, running in ((norm, x, "running_v"), (plain, y, "running_mean")):
+        steps = []
+        for tracks, reset in ((True, False), (False, False), (False, True), (True, False)):
+            before = getattr(layer, running).clone()
+            layer.track_running_stats = tracks
+            layer.reset_running_stats() if reset else layer(batch)
+            steps.append((not torch.equal(before, getattr(layer, running)),
+                          layer.num_batches_tracked.item()))  # fmt: skip
+        moved.append(steps)
+    assert moved[0] == moved[1] == [(True, 1), (False, 1), (False, 1), (True, 2)]
+
+
+def test_a_count_that_was_taken_away_is_not_missed_unless_it_is_needed(case):
+    """As in BatchNorm, which averages by its momentum."""
+    layer, x = case.make(momentum=1.0), case.draw()
+    layer.num_batches_tracked = None
+    y = layer(x)
+    torch.testing.assert_close(layer.eval()(x), y)
+    layer.train().momentum = None
+    with pytest.raises(RuntimeError, match="num_batches_tracked, was taken away"):
+        layer(x)

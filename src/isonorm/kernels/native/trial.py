@@ -19,10 +19,10 @@ def measured(library: ctypes.CDLL, real: type, x: list[list[float]]) -> list[flo
     """Return the mean and the covariance of x (D, M) as the library finds them."""
     view = (ctypes.c_int64 * 10)(1, 1, M, D, 1, 0, 0, 1, M, 1)
     numbers = (real * (D * M))(*(value for row in x for value in row))
-    mean, cov = (real * D)(), (real * (D * D))()
+    mean, rest, cov = (real * D)(), (real * D)(), (real * (D * D))()
     library.room_of.restype = ctypes.c_int64
     room = (real * library.room_of(view, 1, THREADS))()
-    library.moments(numbers, view, mean, cov, room, ctypes.c_int(THREADS))
+    library.moments(numbers, view, mean, rest, cov, room, ctypes.c_int(THREADS))
     return [*mean, *cov]
 
 
