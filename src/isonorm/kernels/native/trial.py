@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
 #: Features, samples, and threads of the trial.
 D, M, THREADS = 5, 40, 2
 _SMALLEST = 5e-324
 
 
-def measured(library: ctypes.CDLL, real: type, x: list[list[float]]) -> list[float]:
+def measured(library: ctypes.CDLL, real: Any, x: list[list[float]]) -> list[float]:
     """Return the mean and the covariance of x (D, M) as the library finds them."""
     view = (ctypes.c_int64 * 10)(1, 1, M, D, 1, 0, 0, 1, M, 1)
     numbers = (real * (D * M))(*(value for row in x for value in row))
