@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from tests.distributed import worker
-from tests.distributed.tasks import Batches
 from tests.processes import COPIES, LIMIT
 
 
 class Ranks:
-    """Processes that stand by to be the ranks of one task after another, functions of ``tasks.py``.
+    """Processes that stand by to be the ranks of one task after another, functions of modules.
 
     A call that fails or takes too long ends them all; the next one starts new ones.
     """
@@ -30,6 +29,7 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls = 0
+        self.kept = 0  # the size of the group that the last call has left standing
         self.processes: list[BaseProcess] = []
         self.connections: list = []
 
@@ -42,18 +42,25 @@ class Ranks:
         self.processes.append(process)
         self.connections.append(ours)
 
-    def run(self, function: Callable, shares: list[Batches], *arguments, **keywords) -> list:
-        """``function(share, *arguments, **keywords)`` on as many ranks as there are shares."""
+    def run(
+        self, function: Callable, shares: list, *arguments, keep: bool = False, **keywords
+    ) -> list:
+        """``function(share, *arguments, **keywords)`` on as many ranks as there are shares. Their
+        group may be kept for a next call, which begins at once then.
+        """
         for rank in range(len(self.processes), len(shares)):
             self.start(rank)
         self.calls += 1
         task = {
-            "function": function.__name__,
+            "function": function,
             "keywords": keywords,
             "rendezvous": str(self.folder / f"rendezvous{self.calls}"),
             "world_size": len(shares),
             "timeout": self.collective_timeout,
+            "new": self.kept != len(shares),
+            "keep": keep,
         }
+        self.kept = len(shares) if keep else 0
         failures = ["the call did not end"]
         try:
             for rank, share in enumerate(shares):
@@ -98,4 +105,4 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.join()
-        self.processes, self.connections = [], []
+        self.processes, self.connections, self.kept = [], [], 0

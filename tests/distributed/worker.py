@@ -1,8 +1,8 @@
 """One rank of a distributed test: a process that runs the tasks it is sent, one after the other.
 
-A task names a function of ``tasks.py``; it runs inside a gloo process group made for it alone, on
-one thread, with warnings as errors, and its result or its traceback goes back through the pipe it
-came from. The process ends with the pipe.
+A task names a function of a module. It runs inside a gloo process group made for it alone, or kept
+from the task before, on one thread, with warnings as errors, and its result or its traceback goes
+back through the pipe it came from. The process ends with the pipe.
 """
 
 from __future__ import annotations
@@ -18,22 +18,29 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.distributed import tasks
-
 
 def run(task: dict) -> object:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{task['rendezvous']}",
-        rank=task["rank"],
-        world_size=task["world_size"],
-        timeout=timedelta(seconds=task["timeout"]),
-    )
+    if task["new"]:
+        leave()
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{task['rendezvous']}",
+            rank=task["rank"],
+            world_size=task["world_size"],
+            timeout=timedelta(seconds=task["timeout"]),
+        )
+        dist.barrier()  # no rank leaves while another is still connecting to it
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return getattr(tasks, task["function"])(*task["arguments"], **task["keywords"])
+            return task["function"](*task["arguments"], **task["keywords"])
     finally:
+        if not task["keep"]:
+            leave()
+
+
+def leave() -> None:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
