@@ -213,8 +213,8 @@ class Network(nn.Module):
 
 
 def _chain(draw) -> tuple[list[nn.Module], list[Step]]:
-    """Layers, norms and activations in the order in which networks have them, so that there is
-    something to merge; further steps are put between.
+    """Draw layers, norms and activations in the order in which networks have them, so that norms
+    can be merged.
     """
     modules: list[nn.Module] = []
     steps: list[Step] = []
@@ -229,7 +229,7 @@ def _chain(draw) -> tuple[list[nn.Module], list[Step]]:
 
 
 def _share(draw, modules: list[nn.Module]) -> None:
-    """Gives a module the weight of another one."""
+    """Give a module the weight of another one."""
     numbers = st.integers(0, len(modules) - 1)
     giver, taker = modules[draw(numbers)], modules[draw(numbers)]
     weight = giver._parameters.get("weight")
@@ -241,7 +241,7 @@ def _share(draw, modules: list[nn.Module]) -> None:
 
 @st.composite
 def networks(draw) -> Network:
-    """A network in float64, in eval, its norms with statistics of their own."""
+    """Draw a network in float64, in eval, its norms with statistics of their own."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
     modules, steps = _chain(draw)
     more = st.builds(

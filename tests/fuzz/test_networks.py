@@ -51,13 +51,13 @@ def _same(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 
 def _rounding(*reports: isonorm.Conversion) -> float:
-    """How far off an output may be: what a report calls the same deviates by 1e-4 at most."""
+    """Return how far off an output may be: by as much as the reports say, and rounding."""
     deviations = [change.deviation or 0 for report in reports for change in report.changed]
     return 1e-6 + 30 * sum(deviation**0.5 for deviation in deviations)
 
 
 def _or_refused(model: nn.Module, change: Callable[[], object]):
-    """What a change returns; None where it is refused, in a sentence, with the model as it was."""
+    """Return a change's result; None if it raises one sentence and leaves the model as it was."""
     state, modules = _state(model), [type(m) for m in model.modules()]
     try:
         return change()

@@ -159,7 +159,7 @@ def replace_norms(
 
 
 def _put(model: nn.Module, grafts: dict[Hung, Graft], known: Known, fuse_act: bool) -> list[Change]:
-    """Puts all new norms in their places, or none of them."""
+    """Put all new norms in their places, or none of them."""
     fusions = following(model, list(grafts)) if fuse_act else []
     rows = []
     with torch.inference_mode(False), Changes() as changes:
@@ -178,7 +178,7 @@ def _put(model: nn.Module, grafts: dict[Hung, Graft], known: Known, fuse_act: bo
 
 
 def _check_readers(module: nn.Module, made: Graft, known: Known) -> None:
-    """Refuses a norm of which other code reads what will be of another value, or absent."""
+    """Refuse a norm if other code reads a parameter or buffer whose value would change."""
     written = {id(tensor): value for tensor, value in made.writes}
     own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     for name, before in own:

@@ -144,8 +144,8 @@ class _Folding:
         return reasons
 
     def _fuse_weights(self, known: Known) -> bool:
-        """Makes layers that normalize their weights what they are in eval, plain ones; returns
-        whether there were any.
+        """Replace layers that normalize their weights by the plain ones that they are in eval;
+        return whether there were any.
         """
         aside = kept_aside(self.model)
         plain: dict[str, nn.Module] = {}
@@ -180,7 +180,7 @@ class _Folding:
         self._leave_unfit(known, probes)
 
     def _why_not_replaced(self, name: str, known: Known, aside: set[nn.Module]) -> str:
-        """Why another module cannot stand where one stands; nothing, mostly."""
+        """Return why no other module can stand in a module's place; empty where one can."""
         module, links = self.modules[name], known.links.get(False)
         if module in aside:
             return KEPT_ASIDE
@@ -196,8 +196,8 @@ class _Folding:
         return ""
 
     def _leave_unfit(self, known: Known, new: dict[str, nn.Module]) -> None:
-        """Leaves modules, and takes them from the new ones, that the code around them asks for more
-        than for their output.
+        """Leave modules of which the code around them asks for more than for their output; take
+        them from the new ones.
         """
         hung = {name: found for found in modules_of(self.model) for name in found.names}
         names = [name for name in new if name in hung]

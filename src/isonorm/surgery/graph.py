@@ -60,7 +60,7 @@ class Links:
         self._unseen = self._find_unseen()
 
     def _find_readers(self, model: nn.Module, tracer: LayerTracer) -> dict[int, list[str]]:
-        """Who uses each parameter's and buffer's values outside the leaves, by its identity."""
+        """Return what uses the values of parameters and buffers outside the leaves, by identity."""
         found: dict[int, list[str]] = {}
         named = dict([*model.named_parameters(), *_buffers(model)])
 

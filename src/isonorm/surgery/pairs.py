@@ -60,7 +60,7 @@ def _change(norm: Hung, swap: Swap) -> Change:
 
 
 def _check_readers(norm: nn.Module, feeding: nn.Module, known: Known) -> None:
-    """Refuses pairs of which other code reads what will be gone: all but the kernel."""
+    """Refuse a pair if other code reads a parameter or buffer of it beside the kernel."""
     bias = feeding._parameters.get("bias")
     gone = [*norm.parameters(), *norm.buffers(), *([] if bias is None else [bias])]
     if readers := known.readers(*gone):

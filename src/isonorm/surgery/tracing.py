@@ -47,9 +47,8 @@ class LayerTracer(Tracer):
     """Traces a model called with its required arguments alone.
 
     A module inside whose forward tracing fails becomes a single call, and ``opaque`` holds the
-    reason by its name. ``read_values`` names who reads a tensor itself outside the leaves, where
-    the graph has no node of it, by its identity; ``read_parameters`` who reads one, by its name, in
-    a module before tracing that fails.
+    reason by its name. ``read_values`` holds the readers of tensors that are no node of the graph,
+    by identity; ``read_parameters`` those in modules inside which tracing fails, by name.
     """
 
     def __init__(self) -> None:
@@ -142,7 +141,7 @@ class LayerTracer(Tracer):
 
 
 class ValuesWatched(TorchFunctionMode):
-    """Notes which tensors themselves, not proxies of them, go into torch's functions."""
+    """A mode that notes which tensors, not proxies of them, go into torch's functions."""
 
     def __init__(self, tracer: LayerTracer) -> None:
         super().__init__()
