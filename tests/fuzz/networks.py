@@ -232,10 +232,9 @@ def _share(draw, modules: list[nn.Module]) -> None:
     """Give a module the weight of another one."""
     numbers = st.integers(0, len(modules) - 1)
     giver, taker = modules[draw(numbers)], modules[draw(numbers)]
-    weight = giver._parameters.get("weight")
-    if weight is not None and giver is not taker:
-        own = taker._parameters.get("weight")
-        if own is not None and own.shape == weight.shape:
+    weight, own = dict(giver.named_parameters()).get("weight"), _of(taker, "weight")
+    if weight is not None and own is not None and own.shape == weight.shape:
+        if giver is not taker and not parametrize.is_parametrized(taker):
             taker.weight = weight
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -227,6 +228,14 @@ def test_a_model_of_inference_tensors_is_refused(images):
         model = nn.Sequential(nn.BatchNorm2d(3))
     with pytest.raises(ValueError, match=r"'0\.weight' is an inference tensor.*outside"):
         isonorm.convert(model, "iternorm")
+
+
+def test_a_forward_that_is_another_every_time(images):
+    random = np.random.default_rng(0)
+    net = Net(lambda m, x: m.norm(x) * random.random(), norm=nn.BatchNorm2d(3))
+    report = isonorm.convert(net, "iternorm")
+    assert report.changed and "something else every time" in report.unknown["norm"]
+    assert "something else every time" in str(isonorm.fold(net).fold_report)
 
 
 def test_generators_are_left_alone():

@@ -108,13 +108,14 @@ class _Folding:
             known = graph.follow(self.model, False)
             opaque = [self.modules[n] for links in known.links.values() for n in links.opaque]
             if known.why_not:
-                why = f"nothing is merged across modules, since {known.why_not}"
                 opaque = [self.model]
             self.read_unseen = names_of_state(m for part in opaque for m in part.modules())
             if self._fuse_weights(known):
                 known = graph.follow(self.model, False)
         self._find_maps(known)
         links = known.links.get(False)
+        if known.why_not:
+            why = f"nothing is merged across modules, since {known.why_not}"
         if links is not None:
             seen = [name for name in links.order if not links.unseen(name)]
             order = [name for name in seen if name in self.maps]

@@ -237,10 +237,17 @@ def follow(model: nn.Module, *modes: bool | None) -> Known:
 def unfit(model: nn.Module, known: Known, swaps: Sequence[Swap]) -> dict[int, str]:
     """Return which swaps, by index, would make the code around them fail or do something else, and
     why: it asks for a class or an attribute, or calls a layer in a way that the new one does not
-    take. The model is as it was afterwards.
+    take. The model is as it was afterwards. A forward that runs something else every time becomes
+    one that cannot be followed.
     """
     found: dict[int, str] = {}
     rest = list(range(len(swaps)))
+    together = [pair for swap in swaps for pair in swap]
+    if together and difference(model, known, together) and difference(model, known, ()):
+        for training in known.links:
+            known.failures[training] = Untraceable("the forward runs something else every time")
+        known.links.clear()
+        return {}
     while rest and (more := _unfit_among(model, known, swaps, rest)):
         found |= more
         rest = [index for index in rest if index not in found]
