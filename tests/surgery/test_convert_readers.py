@@ -138,8 +138,21 @@ def test_code_before_a_failure_is_read():
         def forward(self, x):
             return super().forward(x * self[0].weight.mean() + self[0].running_var.mean())
 
-    report = isonorm.convert(nn.Sequential(Reading(nn.BatchNorm2d(3))), "iternorm")
-    assert "used by" in report.left[0].reason
+    for model in (nn.Sequential(Reading(nn.BatchNorm2d(3))), Reading(nn.BatchNorm2d(3))):
+        report = isonorm.convert(model, "iternorm")
+        assert "used by" in report.left[0].reason
+
+
+def test_code_before_a_failure_asks_for_a_class():
+    class Asking(Branching):
+        def forward(self, x):
+            if not isinstance(self[0], nn.BatchNorm2d):
+                raise TypeError("I know no other norm")
+            return super().forward(x)
+
+    for model in (nn.Sequential(Asking(nn.BatchNorm2d(3))), Asking(nn.BatchNorm2d(3))):
+        report = isonorm.convert(model, "iternorm")
+        assert "I know no other norm" in report.left[0].reason
 
 
 def by_keyword(m, x):

@@ -103,7 +103,7 @@ class _Folding:
     def run(self) -> None:
         why = "it is the whole model"
         if is_norm(self.model):
-            known = Known({})
+            known = Known({}, {})
         else:
             known = graph.follow(self.model, False)
             opaque = [self.modules[n] for links in known.links.values() for n in links.opaque]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -26,17 +25,21 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree as pytree
 
-from .tracing import LayerTracer, ValuesWatched, brief, reads_shape_only
+from .tracing import LayerTracer, ValuesWatched, brief, reads_shape_only, without_addresses
 from .tree import Changes, Hung, held, innermost
 
 #: The label of a flatten that keeps the first axis only, however it is written.
 FLATTEN = "<flatten(1)>"
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
 
 class Untraceable(RuntimeError):
-    """The model's own forward cannot be followed; the message says why in one sentence."""
+    """The model's own forward cannot be followed; the message says why in one sentence.
+    ``so_far`` has what ran before.
+    """
+
+    def __init__(self, message: str, so_far: Links | None = None) -> None:
+        super().__init__(message)
+        self.so_far = so_far
 
 
 class Links:
@@ -49,7 +52,7 @@ class Links:
     def __init__(self, graph: Graph, model: nn.Module, tracer: LayerTracer) -> None:
         self.opaque = tracer.opaque
         #: What runs, as text: equal for forwards that run the same on modules of the same names
-        self.program = [_ADDRESS.sub("", str(node.format_node())) for node in graph.nodes]
+        self.program = [without_addresses(str(node.format_node())) for node in graph.nodes]
         self._nodes = list(graph.nodes)
         self._calls: dict[str, list[Node]] = {}
         for node in graph.nodes:
@@ -200,16 +203,22 @@ class Links:
 
 
 class Known(NamedTuple):
-    """What could be followed of a model's forward: its links by mode (True is training), and why
-    the rest could not.
+    """What could be followed of a model's forward: its links by mode (True is training), and the
+    failures of modes that could not.
     """
 
     links: dict[bool | None, Links]
-    why_not: str = ""
+    failures: dict[bool | None, Untraceable]
+
+    @property
+    def why_not(self) -> str:
+        """Why a mode could not be followed; empty where all could."""
+        return next(map(str, self.failures.values()), "")
 
     def readers(self, *tensors: Tensor) -> tuple[str, ...]:
         """Return what uses values of parameters or buffers outside the leaves, in any mode."""
-        found = [label for links in self.links.values() for label in links.readers(*tensors)]
+        parts = (*self.links.values(), *(failure.so_far for failure in self.failures.values()))
+        found = [label for part in parts if part is not None for label in part.readers(*tensors)]
         return tuple(dict.fromkeys(found))
 
     def unseen(self, module: nn.Module) -> str:
@@ -223,15 +232,15 @@ class Known(NamedTuple):
 Swap = Sequence[tuple[Hung, nn.Module]]
 
 
-def follow(model: nn.Module, *modes: bool | None) -> Known:
+def follow(model: nn.Module, *modes: bool | None, leaves: Iterable[nn.Module] = ()) -> Known:
     """Read a model's forward in some modes, as far as that is possible."""
-    links, why_not = {}, ""
+    known = Known({}, {})
     for training in modes:
         try:
-            links[training] = read(innermost(model), training=training)
+            known.links[training] = read(innermost(model), training=training, leaves=leaves)
         except Untraceable as error:
-            why_not = str(error)
-    return Known(links, why_not)
+            known.failures[training] = error
+    return known
 
 
 def unfit(model: nn.Module, known: Known, swaps: Sequence[Swap]) -> dict[int, str]:
@@ -269,25 +278,24 @@ def _unfit_among(
 
 def difference(model: nn.Module, known: Known, swap: Swap) -> str:
     """Return how the forward differs with modules in the places of others; empty where it is the
-    same calls and functions.
+    same calls and functions, up to the same failures.
     """
     with Changes() as changes:
-        try:
-            for hung, module in swap:
-                changes.put(hung, module)
-            for training, before in known.links.items():
-                leaves = [module for _, module in swap]
-                after = read(innermost(model), training=training, leaves=leaves)
-                if errors := [
-                    why for name, why in after.opaque.items() if name not in before.opaque
-                ]:
-                    return errors[0]
-                if after.program != before.program:
-                    return "it runs something else then"
-        except Untraceable as error:
-            return str(error)
-        finally:
-            changes.undo()
+        for hung, module in swap:
+            changes.put(hung, module)
+        after = follow(model, *known.links, *known.failures, leaves=[new for _, new in swap])
+        changes.undo()
+    for training, links in after.links.items():
+        before = known.links.get(training)
+        if before is None:
+            return "it can be followed then"
+        if other := [why for name, why in links.opaque.items() if before.opaque.get(name) != why]:
+            return other[0]
+        if links.program != before.program:
+            return "it runs something else then"
+    for training, failure in after.failures.items():
+        if str(failure) != str(known.failures.get(training)):
+            return str(failure)
     return ""
 
 
@@ -321,9 +329,9 @@ def read(
             with ValuesWatched(tracer):
                 graph = tracer.trace(subject)
     except Exception as error:
-        raise Untraceable(
-            f"{type(model).__name__}.forward cannot be followed: {brief(error)}"
-        ) from error
+        message = f"{type(model).__name__}.forward cannot be followed: {brief(error)}"
+        so_far = Links(tracer.graph, model, tracer) if hasattr(tracer, "graph") else None
+        raise Untraceable(message, so_far) from error
     return Links(graph, model, tracer)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -233,7 +234,12 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def without_addresses(text: str) -> str:
+    """Return text in which equal objects read the same."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
 def brief(error: Exception) -> str:
     """The first sentence of an error, on one line."""
-    lines = str(error).strip().splitlines()
+    lines = without_addresses(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
