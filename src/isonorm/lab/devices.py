@@ -97,14 +97,18 @@ def meeting_point(fabric: Fabric) -> Iterator[None]:
     then the system may have given the port to another program: they would wait in vain. The
     process group shares the store that already holds the port in its process.
     """
-    from lightning_fabric.plugins.environments import LightningEnvironment
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
     place = getattr(fabric.strategy, "cluster_environment", None)
-    chosen_by_fabric = isinstance(place, LightningEnvironment) and fabric.world_size > 1
-    if not chosen_by_fabric or place.creates_processes_externally or "MASTER_PORT" in os.environ:
+    if (
+        not isinstance(place, LightningEnvironment)
+        or place.creates_processes_externally
+        or fabric.world_size == 1
+        or "MASTER_PORT" in os.environ
+    ):
         yield
         return
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
         place.main_address, 0, is_master=True, wait_for_workers=False, multi_tenant=True
