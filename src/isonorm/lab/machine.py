@@ -42,6 +42,12 @@ class Machine:
     jobs: int = 1  # trainings at once, each in a process of its own
 
     def __post_init__(self) -> None:
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise ValueError(
+                f"there is no device called {self.device!r}: choose cpu or cuda."
+            ) from error
         for name in ("devices", "nodes", "threads", "jobs"):
             check_between(name, getattr(self, name), 1, MOST)
         if self.jobs > 1 and self.devices * self.nodes > 1:

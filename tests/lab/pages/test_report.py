@@ -68,6 +68,20 @@ def test_the_table_follows_the_records(some_records, tmp_path, isonorm_command):
     assert "disturbance" not in readme.table(ledger.read(some_records), tmp_path)
 
 
+def test_labels_of_a_record_stay_text_in_the_readme(some_records, tmp_path):
+    path = some_records / RECIPE / "result.json"
+    content = json.loads(path.read_text())
+    content["summary"][0]["configuration"] = f"<img src=x>|\n{readme.END}**b** \x1b[2J"
+    path.write_text(json.dumps(content))
+    (line,) = (
+        line
+        for line in readme.table(ledger.read(some_records), tmp_path).splitlines()
+        if "img" in line
+    )
+    assert r"&lt;img src=x&gt;\|\\n&lt;!-- /results --&gt;\*\*b\*\* \\x1b\[2J" in line
+    assert len(re.findall(r"(?<!\\)\|", line)) == 5, "four cells"
+
+
 def test_a_page_beside_the_readme_is_refused(tmp_path, isonorm_command):
     page = tmp_path / "records.html"
     ran = isonorm_command("report", "--readme", tmp_path / "README.md", "--out", page)
@@ -222,6 +236,9 @@ def test_a_damaged_record_is_named(some_records, tmp_path, isonorm_command):
         (f"{RECIPE}/result.json", {"claims": [{}]}),
         (f"{RECIPE}/result.json", {"configurations": []}),
         (f"{RECIPE}/result.json", {"summary": [{"x": 1}]}),
+        (f"{RECIPE}/result.json", {"command": 7}),
+        (f"analysis/{STUDY}.json", {"made": 7}),
+        ("folding.json", {"results": 7}),
         (f"analysis/{STUDY}.json", {"claims": [{}]}),
         (f"analysis/{STUDY}.json", {"config": None, "environment": 1}),
     ],

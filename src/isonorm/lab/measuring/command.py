@@ -71,6 +71,7 @@ def _begin(context: typer.Context) -> Measuring:
             raise ValueError(
                 f"{words['resume']} is a run of {measuring.recipe.name}, not of {words['recipe']}."
             )
+        resolve_device(measuring.machine.device)  # of the machine it was begun on
         return measuring
     reason = f"{words['recipe']} measures layers, without data, in float32 and in one process"
     options.refuse(context, _OF_TRAINING, reason)
