@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from isonorm.lab.cli import app
+from isonorm.lab.recipes import all_recipes
 from tests.lab.consoles import isonorm
 
 COMMANDS = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
@@ -134,6 +135,19 @@ def test_what_others_wrote_into_a_run_is_shown_as_text(tmp_path):
     said = isonorm(["check", str(tmp_path)], end="terminal")
     assert said.status == 0
     assert "holds: \\x1b]0;title\\x07[red]\\u202e ([bold])" in said.output
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_tables_keep_every_name_whole(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    said = isonorm(["recipes"], end="terminal")
+    lines = re.sub(r"\x1b\[[0-9;]*m|\r", "", said.output).splitlines()
+    assert max(map(len, lines)) <= columns and "…" not in said.output
+    cells = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    if columns >= 80:
+        assert [cell for cell in cells if cell] == list(all_recipes())
+    else:  # over several lines
+        assert "".join(cells) == "".join(all_recipes())
 
 
 PLAIN_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -21,23 +21,24 @@ from .output import say, show
 from .recipe import Recipe
 from .tables import tabulate
 
+#: Columns of a terminal that has room for the numbers of recipes beside their names.
+_WIDTH_WITH_NUMBERS = 110
 
-def recipes_table(recipes: Iterable[Recipe | Measurement]) -> Table:
-    """All of them, a line each."""
+
+def recipes_table(recipes: Iterable[Recipe | Measurement], width: int) -> Table:
+    """Return a table of all of them, with numbers where it may be wide."""
+    numbers = width >= _WIDTH_WITH_NUMBERS
     table = Table(caption="'isonorm recipes RECIPE' tells the rest.", caption_justify="left")
-    for heading in ("recipe", "what", "data", "paper"):
+    for heading in ("recipe", "what", "data", *["paper"] * numbers):
         table.add_column(heading, no_wrap=heading in ("recipe", "data"))
-    for heading in ("trainings", "images"):
+    for heading in ("trainings", "images") * numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     for recipe in recipes:
-        table.add_row(
-            recipe.name,
-            recipe.title,
-            recipe.data,
-            _papers_numbers(recipe),
-            str(recipe.trainings),
-            f"{cost.images_seen(recipe) / 1e6:,.0f} M",
-        )
+        row = [recipe.name, recipe.title, recipe.data]
+        if numbers:
+            images = f"{cost.images_seen(recipe) / 1e6:,.0f} M"
+            row += [_papers_numbers(recipe), str(recipe.trainings), images]
+        table.add_row(*row)
     return table
 
 

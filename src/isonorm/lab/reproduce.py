@@ -30,7 +30,7 @@ def recipes(
     """
     console = console_for_results()
     if not name:
-        return show(console, recipes_table(all_recipes().values()))
+        return show(console, recipes_table(all_recipes().values(), console.width))
     try:
         recipe = find_any(name)
     except ValueError as error:

@@ -238,7 +238,7 @@ def test_a_damaged_record_is_named(some_records, tmp_path, isonorm_command):
         (f"{RECIPE}/result.json", {"summary": [{"x": 1}]}),
         (f"{RECIPE}/result.json", {"command": 7}),
         (f"analysis/{STUDY}.json", {"made": 7}),
-        ("folding.json", {"results": 7}),
+        ("folding.json", {"command": 7}),
         (f"analysis/{STUDY}.json", {"claims": [{}]}),
         (f"analysis/{STUDY}.json", {"config": None, "environment": 1}),
     ],
