@@ -1,4 +1,4 @@
-"""The command ``isonorm`` before streams of the system: files, terminals, closed pipes, full disks."""
+"""The command ``isonorm`` before files, terminals, closed pipes and full disks of the system."""
 
 from __future__ import annotations
 
