@@ -124,7 +124,10 @@ def test_schedules_end_with_the_training():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"norms": ("groupnorm:num_groups=3",)}, "groupnorm:num_groups=3 does not fit .*divi"),
+        (
+            {"norms": ("groupnorm:num_groups=3",)},
+            "groupnorm:num_groups=3 cannot be used here.*divi",
+        ),
         ({"norms": ("instancenorm",)}, "instancenorm does not fit .*more than one value"),
         ({"norms": ("dbn:grup_size=3",)}, "dbn:grup_size=3 does not fit .*grup_size"),
         ({"batch_size": 1}, "iternorm does not fit .*more than one value"),

@@ -33,7 +33,7 @@ except KeyboardInterrupt:  # these imports take seconds
     sys.exit(130)  # what a shell expects of a program that Ctrl-C ended
 
 #: What typer raises for words of the command line that it cannot use.
-_WrongWords = typer.BadParameter.__mro__[2]
+_WrongWords: type[Exception] = typer.BadParameter.__mro__[2]  # type: ignore[assignment]
 
 
 class _Commands(TyperGroup):

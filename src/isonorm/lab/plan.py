@@ -20,7 +20,7 @@ MakeOptimizer = Callable[[nn.Module, "Plan"], Optimizer]
 MOST_EPOCHS = 1_000_000
 #: Of learning rate, momentum and weight decay: products of them with a schedule's factors and an
 #: optimizer's corrections stay far from the largest float32.
-MOST_RATE = 1_000_000
+MOST_RATE = 1e30
 
 
 @dataclass(frozen=True)
