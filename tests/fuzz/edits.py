@@ -163,14 +163,14 @@ DTYPES = (
     torch.uint8, torch.bool, torch.complex64,
 )  # fmt: skip
 TENSOR_EDITS: dict[str, Callable[[Tensor, int], Any]] = {
-    "dtype": lambda t, n: t.to(DTYPES[n % len(DTYPES)]),
+    "dtype": lambda t, n: (t.real if t.is_complex() else t).to(DTYPES[n % len(DTYPES)]),
     "nan": lambda t, n: _with(t, n, math.nan),
     "infinite": lambda t, n: _with(t, n, math.inf),
     "large": lambda t, n: _with(t, n, 3e38),
     "small": lambda t, n: _with(t, n, 1e-45),
     "negative": lambda t, n: _with(t, n, -1.0 - n),
     "zero": lambda t, n: torch.zeros_like(t),
-    "scaled": lambda t, n: (t.double() * 10.0 ** (n % 30 - 15)).to(t.dtype),
+    "scaled": lambda t, n: (t.to(torch.complex128) * 10.0 ** (n % 30 - 15)).real.to(t.dtype),
     "one more": lambda t, n: torch.cat([t.reshape(-1), t.reshape(-1)[:1]]),
     "cut": lambda t, n: t[: len(t) // 2] if t.dim() else t,
     "nothing": lambda t, n: t.new_empty((0,) * (n % 4)) if n % 4 else t.new_empty(0),
@@ -196,9 +196,10 @@ def edit_tensors(tensors: dict[str, Any], edits: list[tuple], *, plain: bool = F
     """Change tensors of a state in place, ``plain`` ones by what safetensors can hold alone."""
     for which, kind, number in edits:
         name = sorted(tensors)[which % len(tensors)]
-        if not isinstance(tensors[name], Tensor) or tensors[name].is_meta:
+        before = tensors[name]
+        if not isinstance(before, Tensor) or before.is_meta or before.layout != torch.strided:
             continue
-        value = TENSOR_EDITS[kind](tensors[name].detach().clone(), number)
+        value = TENSOR_EDITS[kind](before.detach().clone(), number)
         if value is ... and len(tensors) > 1:
             del tensors[name]
         elif not plain and value is not ...:

@@ -318,7 +318,7 @@ def _check_tensor(key: str, value: Any, like: Any) -> None:
             fits = bool((value.to(like.dtype).isfinite() | ~value.double().isfinite()).all())
     else:
         cast = value.to(like.dtype) if not value.is_complex() or like.is_complex() else None
-        fits = cast is not None and bool((cast.to(value.dtype) == value).all())
+        fits = cast is not None and bool((cast.double() == value.double()).all())
     if not fits:
         raise ValueError(
             f"{key!r} is of {value.dtype} in the checkpoint, with numbers that {like.dtype} of the "

@@ -114,9 +114,9 @@ def check_statistics(state: Mapping[str, Tensor]) -> None:
         if name in _VARIANCES and value.numel():
             _check_variance(name, wide, _ROUNDING + torch.finfo(value.dtype).eps)
     count = state.get("num_batches_tracked")
-    if count is not None and not (count.is_complex() or (count >= 0).all()):
+    if count is not None and not count.is_complex() and not (count.double() >= 0).all():
         raise ValueError(
-            f"its num_batches_tracked is {count.min().item()}, and no count is negative"
+            f"its num_batches_tracked is {count.double().min():g}, and no count is negative"
         )
 
 
