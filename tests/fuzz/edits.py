@@ -13,6 +13,8 @@ import hypothesis.strategies as st
 import torch
 from torch import Tensor
 
+from isonorm.lab.data.files import DataError, FilesMissing
+
 Found = TypeVar("Found")
 
 #: Bounds of one reading of a small file: of memory in use beyond what was, and of time.
@@ -32,10 +34,7 @@ def answer(read: Callable[[], Found]) -> Found | Refused:
         found = read()
     except ValueError as error:
         sentence = str(error)
-        assert type(error).__module__ == "isonorm.lab.data.files" or type(error) in (
-            ValueError,
-            *_OWN_ERRORS,
-        ), f"{type(error)}: {error}"
+        assert type(error) in (ValueError, DataError, FilesMissing), f"{type(error)}: {error}"
         assert sentence.isprintable() and sentence.endswith("."), sentence
         assert len(sentence) < 2000 and not isinstance(error.__context__, AssertionError), sentence
         found = Refused(sentence)
@@ -44,14 +43,6 @@ def answer(read: Callable[[], Found]) -> Found | Refused:
     seconds = time.perf_counter() - start
     assert seconds < MOST_SECONDS, f"{seconds:.1f} s"
     return found
-
-
-_OWN_ERRORS: list[type[ValueError]] = []
-
-
-def is_answer_of(*kinds: type[ValueError]) -> None:
-    """Let errors of these classes be refusals, too."""
-    _OWN_ERRORS.extend(kinds)
 
 
 # --- bytes ----------------------------------------------------------------------------------------

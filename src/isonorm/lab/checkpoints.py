@@ -61,10 +61,11 @@ def save(
     }
     content = safetensors.torch.save(tensors, {_HEADER: json.dumps(rest), _DIGEST: "0" * 64})
     digest = hashlib.sha256(content).hexdigest().encode()
-    header, found, data = content.partition(_BLANK)
-    assert found  # JSON within JSON has its quotes escaped: nothing else reads so
+    start = content.index(_BLANK)  # JSON within JSON has its quotes escaped: nothing else reads so
+    whole = memoryview(content)
     with whole_file(path) as temporary, temporary.open("wb") as file:
-        file.writelines((header, _BLANK.replace(b"0" * 64, digest), data))
+        file.writelines((whole[:start], _BLANK.replace(b"0" * 64, digest)))
+        file.write(whole[start + len(_BLANK) :])
 
 
 def save_weights(path: Path, model: nn.Module, notes: Mapping[str, str]) -> None:
@@ -132,13 +133,13 @@ class Checkpoint:
 
 def _take_schedule(state: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Give the optimizer's groups the saved rates, on which it depends which state they have."""
-    plain = [
+    saved_groups, groups = (
         [{key: value for key, value in _table(group, "a group").items() if key != "params"}
-         for group in groups]
-        for groups in (state["param_groups"], optimizer.param_groups)
-    ]  # fmt: skip
-    _check_alike(*plain, "optimizer/param_groups")
-    for group, saved in zip(optimizer.param_groups, plain[0], strict=True):
+         for group in listed]
+        for listed in (state["param_groups"], optimizer.param_groups)
+    )  # fmt: skip
+    _check_alike(saved_groups, groups, "optimizer/param_groups")
+    for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
         rates = {key: saved[key] for key in _SCHEDULED if key in saved}
         group.update({k: tuple(v) if isinstance(v, list) else v for k, v in rates.items()})
 

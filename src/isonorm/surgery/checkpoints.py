@@ -225,8 +225,8 @@ def _take_norm(
 
 def _check_own(name: str, layer: nn.Module, prefix: str, part: Mapping[str, Tensor]) -> None:
     """Check the shapes, then the running statistics, of a layer's state in its own format."""
-    buffers = layer._buffers
-    known = {key: part[key] for key in part.keys() & buffers.keys() if buffers[key] is not None}
+    buffers = {key: buffer for key, buffer in layer._buffers.items() if buffer is not None}
+    known = {key: part[key] for key in part.keys() & buffers.keys()}
     for key, value in known.items():
         _check_shape(prefix + key, value, buffers[key])
     if isinstance(layer, Normalize) and layer.running_mean is not None:

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -60,7 +59,7 @@ def md5_of(path: Path) -> str:
 class _Bounded:
     """What is unpacked from a file, up to a limit: a small file may unpack to terabytes."""
 
-    def __init__(self, unpacked: IO[bytes], path: Path, largest: int) -> None:
+    def __init__(self, unpacked: gzip.GzipFile, path: Path, largest: int) -> None:
         self._unpacked, self._path, self._left = unpacked, path, largest
         self._largest = largest
 
