@@ -209,13 +209,13 @@ def test_matrices(pictures, labels, compressed, edits, early):
 
 @cache
 def picture(kind: str) -> bytes:
-    image = pytest_image()
+    image = pillow_image()
     file = io.BytesIO()
     image.effect_noise((40, 30), 50).convert("RGB").save(file, kind)
     return file.getvalue()
 
 
-def pytest_image() -> Any:
+def pillow_image() -> Any:
     import pytest
 
     return pytest.importorskip("PIL.Image")
