@@ -1,4 +1,4 @@
-"""The command ``isonorm`` before files, terminals, closed pipes and full disks of the system."""
+"""The command ``isonorm`` before a system's streams: files, terminals, closed pipes, full disks."""
 
 from __future__ import annotations
 

@@ -339,6 +339,21 @@ def test_statistics_may_be_left_alone_for_a_while(batch_case, draw, compiled):
     torch.compiler.reset()
 
 
+def test_statistics_that_are_left_alone_are_not_reset(batch_case, draw):
+    """As torch's ``nn.BatchNorm2d``, by ``reset_parameters``, too."""
+    for layer in (torch.nn.BatchNorm1d(12), batch_case.make()):
+        layer(draw(6, 12, 4) + 3)
+        layer.track_running_stats = False
+        before = {name: b.clone() for name, b in layer.named_buffers()}
+        layer.reset_running_stats()
+        layer.reset_parameters()
+        for name, b in layer.named_buffers():
+            assert torch.equal(b, before[name]), name
+        layer.track_running_stats = True
+        layer.reset_running_stats()
+        assert not layer.running_mean.any() and layer.num_batches_tracked == 0
+
+
 def test_statistics_may_be_taken_away(batch_case, draw):
     """For adaptation at test time: every batch is then normalized by its own."""
     layer, x = batch_case.make(), draw(6, 12, 4)

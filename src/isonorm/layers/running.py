@@ -124,7 +124,10 @@ class RunningTransform(WideBuffers):
         return not self.training and self.running_mean is not None
 
     def reset_running_stats(self) -> None:
-        if self.running_mean is None:
+        """Reset the running statistics and their count; as in torch's BatchNorm, not where
+        ``track_running_stats`` is switched off.
+        """
+        if self.running_mean is None or not self.track_running_stats:
             return
         matrix = self._running_matrix()
         with torch.no_grad():
