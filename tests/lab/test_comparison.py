@@ -128,8 +128,11 @@ def test_schedules_end_with_the_training():
             {"norms": ("groupnorm:num_groups=3",)},
             "groupnorm:num_groups=3 cannot be used here.*divi",
         ),
-        ({"norms": ("instancenorm",)}, "instancenorm does not fit .*more than one value"),
-        ({"norms": ("dbn:grup_size=3",)}, "dbn:grup_size=3 does not fit .*grup_size"),
+        ({"norms": ("instancenorm",)}, "instancenorm cannot be used here: .*more than one value"),
+        (
+            {"norms": ("dbn:grup_size=3",)},
+            "dbn has no option 'grup_size': did you mean 'group_size'",
+        ),
         ({"batch_size": 1}, "iternorm does not fit .*more than one value"),
         ({"batch_size": 5000}, "between 1 and the 1347 images"),
         (
