@@ -133,7 +133,7 @@ def test_schedules_end_with_the_training():
             {"norms": ("dbn:grup_size=3",)},
             "dbn has no option 'grup_size': did you mean 'group_size'",
         ),
-        ({"batch_size": 1}, "iternorm does not fit .*more than one value"),
+        ({"batch_size": 1}, "iternorm cannot be used here: .*more than one value"),
         ({"batch_size": 5000}, "between 1 and the 1347 images"),
         (
             {"model": "vgg_e", "depth": None, "width": 0.1},
