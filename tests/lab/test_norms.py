@@ -39,7 +39,7 @@ def test_plain_and_none_make_no_layer_and_factories_stay_themselves():
         ("dbn:group_size", r"name:option=value.*got 'dbn:group_size'"),
         ("plain:eps=1", r"takes no options"),
         ("dbn:gropu_size=2", r"dbn has no option 'gropu_size': did you mean 'group_size'\?"),
-        ("dbn:qqq=2", r"dbn has no option 'qqq': there are group_size, method, affine, "),
+        ("dbn:qqq=2", r"dbn has no option 'qqq': there are group_size, method, num_iters, "),
     ],
 )
 def test_wrong_lists_are_answered_in_one_sentence(given, sentence):
