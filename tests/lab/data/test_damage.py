@@ -216,6 +216,8 @@ def test_matrices_of_other_shapes_are_refused(tmp_path):
     assert "the label 0.0 where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
     savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.full(5, 1.5)})
     assert "the label 1.5 where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
+    savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.full(5, np.inf)})
+    assert "the label inf where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
     savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.array(["a"] * 5)})
     assert "the label a where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
     savemat(

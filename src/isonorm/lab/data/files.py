@@ -148,7 +148,7 @@ def whole_numbers(values: np.ndarray, first: int, last: int) -> np.ndarray:
     """Which of the values are whole numbers between these, whatever the type they are kept in."""
     if values.dtype.kind not in "uif":
         return np.zeros(values.shape, bool)
-    return (values >= first) & (values <= last) & (values % 1 == 0)
+    return (values >= first) & (values <= last) & (np.floor(values) == values)
 
 
 def _damaged(path: Path, kind: str, error: Exception) -> str:
