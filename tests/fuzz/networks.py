@@ -233,8 +233,8 @@ def _share(draw, modules: list[nn.Module]) -> None:
     numbers = st.integers(0, len(modules) - 1)
     giver, taker = modules[draw(numbers)], modules[draw(numbers)]
     weight, own = dict(giver.named_parameters()).get("weight"), _of(taker, "weight")
-    alike = weight is not None and own is not None and own.shape == weight.shape
-    if alike and giver is not taker and not parametrize.is_parametrized(taker):
+    fits = weight is not None and own is not None and own.shape == weight.shape
+    if fits and giver is not taker and not parametrize.is_parametrized(taker):
         taker.weight = weight
 
 
