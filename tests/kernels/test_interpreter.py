@@ -125,6 +125,10 @@ for number in range(len(LAYERS)):
 check_what_changes()
 check_what_is_replaced()
 check_saved_tensors()
+
+from hypothesis import settings
+from tests.fuzz.test_operations import test_operations
+settings(test_operations, max_examples=15, deadline=None, derandomize=True)()
 check_negated()
 check_transforms()
 check_operators()
