@@ -128,7 +128,7 @@ check_saved_tensors()
 
 from hypothesis import settings
 from tests.fuzz.test_operations import test_operations
-settings(test_operations, max_examples=15, deadline=None, derandomize=True)()
+settings(max_examples=15, deadline=None, derandomize=True)(test_operations)()
 check_negated()
 check_transforms()
 check_operators()

@@ -41,8 +41,9 @@ def run(
             x = x.clone()  # once, rather than in forward and in backward
         watched = watched or is_watched(x)
     if watched:
-        y, *kept, rest = _forward_op(x, weight, bias, color, residual, plan.encode())
-        return y, Saved(*kept, rest if plan.keeps_rest else None)
+        y, *kept = _forward_op(x, weight, bias, color, residual, plan.encode())
+        saved = Saved(*kept)
+        return y, saved if plan.keeps_rest else saved._replace(rest=None)
     undifferentiated: list[Tensor] = []
     y, mean, cov = _Explicit.apply(x, weight, bias, color, residual, plan, undifferentiated)
     count, w, memo, rest = undifferentiated
@@ -253,8 +254,8 @@ def _run_backward(
     has_residual: bool,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    count, rest = (t if t.numel() else None for t in (count, rest))
-    saved = Saved(count, mean, cov, w, memo, rest)
+    n, left = (t if t.numel() else None for t in (count, rest))
+    saved = Saved(n, mean, cov, w, memo, left)
     given = (dy, dmean, dcov, x, weight, bias, color, extra)
     dx, dgain, dbias, g = _backward(*given, saved, Plan.decode(plan), has_residual)
     gains = [None if t is None else t.contiguous() for t in (dgain, dbias)]
