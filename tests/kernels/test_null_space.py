@@ -31,11 +31,7 @@ def draw(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
 
 
 def check_gradients(backend: str, steps: int, shape: tuple[int, int], seeds: int = 5) -> None:
-    """Compare dx of Newton's steps with automatic differentiation in float64.
-
-    Where T steps stretch a direction by 1.5^T, float32 products lose 1.5^T · 2⁻²⁴ of terms that
-    cancel: 2e-4 at T = 20, several times that if the smallest variance is near that of rounding.
-    """
+    """Compare dx of Newton's steps with automatic differentiation in float64."""
     newton = operations.whiten("newton", steps)
     for seed in range(seeds):
         x, dy = draw(shape, seed)
@@ -45,16 +41,10 @@ def check_gradients(backend: str, steps: int, shape: tuple[int, int], seeds: int
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("steps", [1, 5, 9, 14, 15, 17])
-@pytest.mark.parametrize("backend", CPU)
+@pytest.mark.parametrize("steps", [1, 5, 9, 14, 15, 17, 20])
+@pytest.mark.parametrize("backend", ["reference", *CPU])
 def test_gradients_of_newton_are_those_of_float64(backend, steps, shape):
     check_gradients(backend, steps, shape)
-
-
-@pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
-@pytest.mark.parametrize("backend", CPU)
-def test_gradients_of_twenty_steps_are_those_of_float64(backend, shape):
-    check_gradients(backend, 20, shape)
 
 
 @pytest.mark.parametrize("backend", CPU)

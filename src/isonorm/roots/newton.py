@@ -22,6 +22,8 @@ class Newton(recurrence.Recurrence):
     def __init__(self, num_iters: int) -> None:
         self.num_iters = num_iters
         self.steps = (recurrence.NEWTON,) * num_iters
+        # More steps stretch directions without variance, and rounding with them, too far.
+        self.wide = num_iters not in recurrence.UNWATCHED_STEPS
 
 
 class BoundedNewton(Newton):

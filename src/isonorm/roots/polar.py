@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from torch import Tensor
-
 from . import recurrence
 from .recurrence import Step
 
@@ -47,29 +45,13 @@ class Polar(recurrence.Recurrence):
     name = "polar"
     scale = staticmethod(recurrence.frobenius)
     minus_scale_gradient = staticmethod(recurrence.minus_frobenius_gradient)
+    # A step multiplies small eigenvalues by up to 70, and their errors with them. In float64 that
+    # is still nothing beside the rounding of Σ.
+    wide = True
 
     def __init__(self, num_iters: int = DEFAULT_STEPS, bound: float = SPECTRAL_BOUND) -> None:
         self.num_iters = num_iters
         self.steps = minimax_steps(num_iters, bound)
-
-    def widened(self, sigma: Tensor) -> Tensor:
-        """In float64: a step multiplies small eigenvalues by up to 70, and their errors with them.
-        There that is still nothing beside the rounding of Σ.
-        """
-        return recurrence.accurate(sigma)
-
-    # Iterates of twice the size are not kept: it is cheap to make them again.
-
-    def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
-        return (0,)
-
-    def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        w, _ = super().forward(sigma)
-        return w, sigma.new_empty(0)
-
-    def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
-        w, memo = self._solve(sigma)
-        return super().backward(dw.to(w.dtype), sigma, w, memo).to(dw.dtype)
 
 
 def minimax_steps(

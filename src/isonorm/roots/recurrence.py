@@ -181,6 +181,9 @@ class Recurrence:
     minus_scale_gradient: staticmethod[[Tensor, Tensor, Tensor], Tensor]
 
     steps: tuple[Step, ...]
+    #: Whether the iteration is in float64, whatever Σ is. Iterates of twice the size are not kept:
+    #: it is cheap to make them again.
+    wide = False
 
     def on(self, device: torch.device) -> Self:
         return self
@@ -191,22 +194,24 @@ class Recurrence:
         return (iterate(wide / s, self.steps, self._watch(sigma)) / s.sqrt()).to(sigma.dtype)
 
     def widened(self, sigma: Tensor) -> Tensor:
-        """Σ in the precision of the iteration."""
-        return sigma
+        """Return Σ in the precision of the iteration."""
+        return accurate(sigma) if self.wide else sigma
 
     def _watch(self, sigma: Tensor) -> Watch:
         return Watch(torch.finfo(sigma.dtype).eps)
 
     def memo_shape(self, b: int, d: int) -> tuple[int, ...]:
-        return self._trail_shape(b, d)
+        return (0,) if self.wide else self._trail_shape(b, d)
 
     def _trail_shape(self, b: int, d: int) -> tuple[int, int, int, int, int]:
         return (max(len(self.steps) - 1, 0), 2, b, d, d)
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """W without a graph, and the memo: Z_k and P_k for k = 1 … T − 1, (T − 1, 2, b, d, d)."""
+        """Return W without a graph, and the memo: Z_k and P_k for k = 1 … T − 1, (T − 1, 2, b, d,
+        d), where they are kept.
+        """
         w, memo = self._solve(sigma)
-        return w.to(sigma.dtype), memo
+        return w.to(sigma.dtype), sigma.new_empty(0) if self.wide else memo
 
     def _solve(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         watch, sigma = self._watch(sigma), self.widened(sigma)
@@ -227,8 +232,14 @@ class Recurrence:
         return p / s.sqrt(), memo
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
-        """dΣ (symmetric) from dW: L = P′(Σ_N)[sym(dW)/√s], then the chain rule through s (Eq. 6 of
-        IterNorm, for s = tr). Dots run along with the iterates they belong to.
+        """Return dΣ, symmetric, from dW."""
+        if self.wide:
+            w, memo = self._solve(sigma)
+        return self._differentiate(dw.to(w.dtype), sigma, w, memo).to(dw.dtype)
+
+    def _differentiate(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
+        """Return L = P′(Σ_N)[sym(dW)/√s], taken through s by the chain rule (Eq. 6 of IterNorm, for
+        s = tr). Dots run along with the iterates they belong to.
         """
         watch, sigma = self._watch(sigma), self.widened(sigma)
         s, steps = self.scale(sigma), self.steps
