@@ -29,13 +29,13 @@ def recipes(
     numbers.
     """
     console = console_for_results()
-    if not name:
-        return show(console, recipes_table(all_recipes().values(), console.width))
-    try:
-        recipe = find_any(name)
+    try:  # output has no ValueError left: see ``output``
+        if name:
+            print_recipe(console, find_any(name))
+        else:
+            show(console, recipes_table(all_recipes().values(), console.width))
     except ValueError as error:
         fail(str(error), code=2)
-    print_recipe(console, recipe)
 
 
 def run(
