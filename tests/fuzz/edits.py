@@ -123,16 +123,16 @@ def edit_json(tree: Any, edits: list[tuple]) -> Any:
     for kind, steps, *rest in edits:
         parent, key = _place(holder, steps)
         if kind == "set":
-            parent[key] = rest[0]
+            parent[key] = copy.deepcopy(rest[0])  # a later edit may reach into it
         elif kind == "swap":
             other, its_key = _place(holder, rest[0])
             parent[key] = copy.deepcopy(other[its_key])
         elif kind == "take" and parent is not holder:
             del parent[key]
         elif kind == "add" and isinstance(parent[key], dict):
-            parent[key][rest[0]] = rest[1]
+            parent[key][rest[0]] = copy.deepcopy(rest[1])
         elif kind == "add" and isinstance(parent[key], list):
-            parent[key].append(rest[1])
+            parent[key].append(copy.deepcopy(rest[1]))
     return holder[""]
 
 

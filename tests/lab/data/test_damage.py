@@ -219,7 +219,7 @@ def test_matrices_of_other_shapes_are_refused(tmp_path):
     savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.full(5, np.inf)})
     assert "the label inf where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
     savemat(tmp_path / "YaleB_32x32.mat", {"fea": np.zeros((5, 1024)), "gnd": np.array(["a"] * 5)})
-    assert "the label a where whole numbers from 1 to 38" in refused("yaleb", tmp_path)
+    assert "holds gnd as char of 5 × 1" in refused("yaleb", tmp_path)
     savemat(
         tmp_path / "train_32x32.mat", {"X": np.zeros((4, 4, 3, 5), np.uint8), "y": np.ones((5, 1))}
     )
