@@ -182,7 +182,7 @@ def _translate(
         was = told.get("root_in_eval")
         if was in (None, layer.root_in_eval) or layer.root_in_eval is None:
             return Loaded(name, short(layer), OWN, 0.0, ""), part
-        note = f"differs in eval: its root was {was} and is {layer.root_in_eval}"
+        note = f"differs in eval: its root was {_listed([was])} and is {layer.root_in_eval}"
         return Loaded(name, short(layer), OWN, None, note), part
     found = read_layer(part, layer.num_features, layer.eps)
     new = copy.deepcopy(layer).to("cpu")

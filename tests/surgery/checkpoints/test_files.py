@@ -70,6 +70,14 @@ def test_versions_that_are_no_table_are_refused_in_one_sentence(versions, tmp_pa
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_a_root_with_an_unprintable_name_is_escaped():
+    model = network()
+    state = model.state_dict()
+    state._metadata["1"]["root_in_eval"] = "\x1b]0;title\x07\ud7fc"
+    with pytest.raises(ValueError, match=r"its root was '\\x1b\]0;title\\x07\\ud7fc' and is"):
+        isonorm.load_checkpoint(model, state)
+
+
 def test_writing_that_fails_leaves_the_old_file(path, monkeypatch):
     model = network()
     isonorm.save_checkpoint(model, path)
