@@ -7,6 +7,7 @@ import platform
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,13 @@ def describe(device: torch.device | str) -> dict[str, object]:
         else None,
         "cuda": torch.version.cuda,
     }
+
+
+def known(description: dict[str, Any]) -> dict[str, Any]:
+    """Return a description that a file holds; raise TypeError if its packages are no table."""
+    if type(packages := description.get("packages", {})) is not dict:
+        raise TypeError(f"packages is {packages!r}, not of type dict")
+    return description
 
 
 @cache  # which is looked up in files, and a run is described after every training

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from . import records
+from . import environment, records
 from .claims import MEASURES, measure
 from .comparison import Comparison
 from .machine import Machine
@@ -130,8 +130,11 @@ def read(folder: Path) -> Experiment:
             verify=records.told(content, "verify", bool),
             comparison=comparison,
             environments=[
-                records.told(content, "environment", dict),
-                *records.told_list(content, "resumed_in", dict),
+                environment.known(described)
+                for described in (
+                    records.told(content, "environment", dict),
+                    *records.told_list(content, "resumed_in", dict),
+                )
             ],
         )
 

@@ -337,6 +337,8 @@ def test_a_damaged_run_is_one_sentence(whole, tmp_path):
         {"keep_weights": "no"},
         {"environment": None},
         {"resumed_in": [7]},
+        {"environment": {"packages": None}},
+        {"resumed_in": [{"packages": 7}]},
         {"runs": None},
         {"runs": [{"steps_per_epoch": 0}]},
         {"runs": [{"steps_per_epoch": 10**400}]},

@@ -158,7 +158,7 @@ def read(folder: Path, find: Callable[[str], Measurement]) -> Measuring:
     content = run_files.read_content(folder)
     with records.reading(folder / RESULT):
         begun = run_files.begun_with(content)
-        begun_on = records.told(content, "environment", dict)
+        begun_on = environment.known(records.told(content, "environment", dict))
     recipe = run_files.as_run(find(content["recipe"]), content)
     run_files.check_definition(recipe, content, folder)
     with records.reading(folder / RESULT):
