@@ -54,6 +54,49 @@ def test_device_and_dtype_reach_every_layer(name):
     assert all(b.is_meta for b in layer.buffers())
 
 
+OPTIONS = "dbn:group_size=4:method=cholesky:eps=1e-3:affine=False"
+
+
+def test_options_behind_a_name_are_keywords():
+    expected = isonorm.DBN(8, group_size=4, method="cholesky", eps=1e-3, affine=False)
+    assert repr(isonorm.create_norm(OPTIONS, 8)) == repr(expected)
+    both = isonorm.create_norm("DBN:group_size=4:affine=False", 8, method="cholesky", eps=1e-3)
+    assert repr(both) == repr(expected)
+    assert isonorm.create_norm("dbn:group_size=None", 8).group_size is None
+
+
+@pytest.mark.parametrize("to", ["dbn", isonorm.DBN], ids=str)
+def test_convert_takes_options(to):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(6))
+    isonorm.convert(model, to, group_size=4, method="cholesky")
+    assert [(norm.group_size, norm.method) for norm in model] == [(4, "cholesky")] * 2
+    named = torch.nn.Sequential(torch.nn.BatchNorm1d(8))
+    isonorm.convert(named, "dbn:group_size=4:method=cholesky")
+    assert repr(named[0]) == repr(model[0])
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "error", "words"),
+    [
+        ("dbn", {"gropu_size": 4}, TypeError, "'gropu_size': did you mean 'group_size'"),
+        ("dbn:gropu_size=4", {}, TypeError, "'gropu_size': did you mean 'group_size'"),
+        (isonorm.DBN, {"xyz": 4}, TypeError, "'xyz': there are group_size, method, num_iters,"),
+        ("dbn:group_size", {}, ValueError, "written name:option=value.*got 'dbn:group_size'"),
+        ("dbn:eps=1:eps=2", {}, ValueError, "each once"),
+        ("dbn:eps=1", {"eps": 1}, TypeError, "eps is given twice"),
+        ("dnb:eps=1", {}, ValueError, "'dnb'; did you mean 'dbn'"),
+        ("equinorm", {"eps": 1}, TypeError, "leave eps out"),
+        (lambda channels: isonorm.DBN(channels), {"eps": 1}, TypeError, "let it take eps itself"),
+    ],
+)
+def test_wrong_options_are_answered_before_anything_changes(to, options, error, words):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8))
+    before = model[0]
+    with pytest.raises(error, match=words):
+        isonorm.convert(model, to, **options)
+    assert model[0] is before
+
+
 @pytest.mark.parametrize(
     "name, hint",
     [

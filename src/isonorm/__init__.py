@@ -25,6 +25,7 @@ from .layers import RegionNorm as RegionNorm
 from .registry import create_norm as create_norm
 from .registry import list_norms as list_norms
 from .registry import register_norm as register_norm
+from .roots import register_root as register_root
 from .statistics import Statistics as Statistics
 from .surgery import Conversion as Conversion
 from .surgery import convert as convert

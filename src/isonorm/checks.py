@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from inspect import signature
 from math import inf
 from typing import Any
 
@@ -15,7 +18,7 @@ from .area import Area
 from .kernels.choice import transforms_active
 from .kernels.plan import Plan
 from .operation import Operation
-from .recovery import Affine, Coloring, Recovery
+from .recovery import Affine, Coloring, Recovery, is_own, missing_parts
 from .statistics import Statistics
 
 #: What a normalization computes with; 8-bit numbers are for storage and products alone.
@@ -59,6 +62,25 @@ def check_flag(name: str, value: Any) -> bool:
     if not known:
         raise TypeError(f"{name} must be True or False; got {value!r}.")
     return bool(value)
+
+
+def keywords_of(layer: type) -> list[str]:
+    """Return the names of a class's keywords; none where its signature does not tell them all."""
+    parameters = signature(layer).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return []
+    named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [name for name in named if name != "num_features"]
+
+
+def check_keywords(owner: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse keywords that a layer does not have, and name those that it has."""
+    for name in given:
+        if name in known:
+            continue
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+        raise TypeError(f"{owner} has no keyword argument {name!r}: {hint}")
 
 
 def check_momentum(momentum: float | None) -> None:
@@ -134,11 +156,8 @@ def check_options(eps: float, act: str | None) -> None:
 
 def check_recovery(recovery: Recovery, area: Area, x: Tensor) -> None:
     channels = x.shape[1]
-    if not isinstance(recovery, (Affine, Coloring)):
-        raise TypeError(
-            "recovery must be None, isonorm.recovery.Affine(weight, bias) or Coloring(color, bias);"
-            f" got {recovery!r}."
-        )
+    if is_own(recovery):
+        return _check_own_recovery(recovery, x)
     vectors = (recovery.weight if isinstance(recovery, Affine) else None, recovery.bias)
     for name, vector in zip(("weight", "bias"), vectors, strict=True):
         if vector is None:
@@ -158,6 +177,28 @@ def check_recovery(recovery: Recovery, area: Area, x: Tensor) -> None:
                 f"color must have shape {expected}, a matrix for each group of channels of area "
                 f"{area!r}; got {tuple(recovery.color.shape)}."
             )
+
+
+def _check_own_recovery(recovery: Any, x: Tensor) -> None:
+    """Refuse what has not the parts of a recovery, and tensors that cannot be meant."""
+    kind = type(recovery).__name__
+    if isinstance(recovery, (type, str)) or (lacks := missing_parts(recovery)):
+        got = recovery.__name__ if isinstance(recovery, type) else kind
+        why = f"the class {got}: make an object of it"
+        if not isinstance(recovery, type):
+            why = repr(recovery) if isinstance(recovery, str) else f"{got}, without {lacks[0]}"
+        raise TypeError(
+            "recovery must be None, isonorm.recovery.Affine(weight, bias), Coloring(color, bias), "
+            f"or an object with all of isonorm.recovery.Recovery; got {why}."
+        )
+    for name in ("gain", "bias"):
+        if (value := getattr(recovery, name)) is not None:
+            check_operand(f"{kind}.{name}", value, x)
+    if recovery.bias is not None and recovery.bias.shape != x.shape[1:2]:
+        raise ValueError(
+            f"{kind}.bias must have shape ({x.shape[1]},), one number per channel; got "
+            f"{tuple(recovery.bias.shape)}."
+        )
 
 
 def check_statistics(statistics: Statistics, x: Tensor) -> None:

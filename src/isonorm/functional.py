@@ -25,10 +25,10 @@ from .checks import (
     check_synchronizable,
 )
 from .kernels import autograd, choose, explicit, reference
-from .kernels.choice import has_room_for_activation, transforms_active
+from .kernels.choice import has_room_for_activation, is_watched, requested, transforms_active
 from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
-from .recovery import Affine, Coloring, Recovery
+from .recovery import Affine, Coloring, Recovery, is_own
 from .scalars import plain
 from .statistics import Statistics, join_matrices, join_vectors, no_autocast, working_dtype
 from .synchronization import group_name, is_shared
@@ -51,10 +51,11 @@ def normalize(
     """Normalizes (N, C, *) over an area by an operation, then recovers.
 
     Given ``statistics`` they are used instead of the input's own, as in eval. ``recovery`` is
-    ``isonorm.recovery.Affine(weight, bias)``, ``Coloring(color, bias)`` or None. ``eps`` joins the
-    diagonal of every covariance. A ``residual`` of the input's shape is added to the result, then
-    ``act`` (None, "relu" or "silu") applied. A ``process_group`` ("world", or a group of
-    ``torch.distributed``) shares the statistics of its ranks.
+    ``isonorm.recovery.Affine(weight, bias)``, ``Coloring(color, bias)``, an object of your own with
+    the parts of ``isonorm.recovery.Recovery``, or None. ``eps`` joins the diagonal of every
+    covariance. A ``residual`` of the input's shape is added to the result, then ``act`` (None,
+    "relu" or "silu") applied. A ``process_group`` ("world", or a group of ``torch.distributed``)
+    shares the statistics of its ranks.
 
     >>> x = torch.randn(8, 6, 5, 5)
     >>> y, statistics = normalize(x, area="batch", operation=operations.whiten("zca"))
@@ -151,13 +152,13 @@ def normalize_with_transform(
     if group:
         check_synchronizable(area, operation)
 
-    if statistics is not None:
-        backend = "reference"
-    else:
-        backend = choose(
-            x, area=area, operation=operation, recovery=recovery, training=training
-        ).backend
     applied = area if operation.is_matrix else area.featurewise()
+    backend = "reference"
+    if statistics is None and not _needs_reference(operation, applied, x):
+        like = torch.empty_like(x, dtype=working_dtype(x)) if is_own(recovery) else x
+        backend = choose(
+            like, area=area, operation=operation, recovery=recovery, training=training
+        ).backend
     fuses = backend == "triton" and _recovers_within(recovery, applied, backend)
     fused = effective(act) if fuses and act and has_room_for_activation(operation, area, x) else ""
     plan = make_plan(applied, operation, eps, group, backend, fused)
@@ -173,10 +174,34 @@ def normalize_with_transform(
     return Result(finish(y, None if fused else act, residual), statistics, transform)
 
 
+def _needs_reference(operation: Operation, area: Area, x: Tensor) -> bool:
+    """Return whether a root of one's own leaves only the reference; raise where another
+    implementation was asked for.
+    """
+    root = operation.own
+    if root is None:
+        return False
+    shapes = [area.problem_shape(block, 1, 1) for block in area.partition(x.shape[1])]
+    if not root.is_explicit:
+        reason = f"autograd differentiates the root {root.name!r}, which has no backward"
+    elif torch.compiler.is_compiling() or is_watched(x):
+        reason = f"operators do not know the root {root.name!r}, which is not isonorm's"
+    elif any([d == 1 for _, d, _ in shapes]):
+        reason = f"the explicit path divides one channel by its deviation, without {root.name!r}"
+    else:
+        return False
+    if requested() in ("native", "triton"):
+        raise RuntimeError(f"backend={requested()!r} was asked for, but {reason}.")
+    return True
+
+
 def _recovers_within(recovery: Recovery, area: Area, backend: str) -> bool:
     """Whether the explicit path applies a recovery itself: where it folds into the problem's
-    matrix, and where there is none (kernels) or the recovery has none (plain torch).
+    matrix, and where there is none (kernels) or the recovery has none (plain torch). Never one of
+    one's own, which the explicit path does not know.
     """
+    if is_own(recovery):
+        return False
     whitens = "d" in area.roles
     if whitens and area.features == "channels":
         return True

@@ -15,7 +15,7 @@ from math import inf, log, pi, sqrt
 import torch
 from torch import Tensor
 
-from .roots import METHODS, Root, make_root
+from .roots import OwnRoot, Root, make_root, methods, own_root
 from .scalars import plain
 
 __all__ = ["Operation", "center", "scale", "standardize", "whiten"]
@@ -28,6 +28,12 @@ class Operation:
     ``centers``: whether μ is subtracted; ``scales``: whether W differs from the identity; ``norm``:
     the p of the spread that ``standardize`` divides by; ``method`` and ``num_iters``: the root of
     ``whiten``, None elsewhere (and ``root``, made from them).
+
+    A ``root`` of your own makes it a whitening by that root: a differentiable function Σ → W, or
+    an object with all of ``isonorm.roots.Root``. ``isonorm.register_root`` gives one a name.
+
+    >>> Operation("mahalanobis", root=lambda sigma: torch.linalg.inv(sigma))
+    mahalanobis(root=<lambda>)
     """
 
     name: str
@@ -37,15 +43,32 @@ class Operation:
     method: str | None = None
     num_iters: int | None = None
     root: Root | None = field(default=None, compare=False, repr=False)
+    #: The root where it is not isonorm's: the others follow from ``method`` and ``num_iters``.
+    own: OwnRoot | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.method is not None and self.root is None:
-            object.__setattr__(self, "root", make_root(self.method, self.num_iters))
+        root: Root | None = None
+        if self.method is not None:
+            root = make_root(self.method, self.num_iters)
+        if self.root is not None and type(self.root) is not type(root):
+            self._check_own()
+            root = own_root(self.method or self.name, self.root)
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "own", root if isinstance(root, OwnRoot) else None)
+
+    def _check_own(self) -> None:
+        """Refuse what contradicts a root; a variant of a method's root may go by its name."""
+        other = self.method not in (None, getattr(self.root, "name", None))
+        if other or not self.scales or self.norm != 2.0:
+            raise ValueError(
+                "an operation with a root of its own whitens by that root alone: leave scales, "
+                "norm, method and num_iters out."
+            )
 
     @property
     def is_matrix(self) -> bool:
         """Whether features are treated together, by a d × d matrix."""
-        return self.method is not None
+        return self.root is not None
 
     @property
     def is_quadratic(self) -> bool:
@@ -78,13 +101,16 @@ class Operation:
         """
         if not self.scales:
             return torch.ones_like(cov)
-        if self.root is None or cov.shape[-1] == 1:
-            # At d = 1 every root is this one: Eq. 4–5 of IterNorm divide Σ by itself before the
-            # iteration.
+        if self.root is None or (cov.shape[-1] == 1 and self.own is None):
+            # At d = 1 each of isonorm's roots is this one: Eq. 4–5 of IterNorm divide Σ by itself
+            # before the iteration.
             return (cov + eps).rsqrt()
         return self.root.on(cov.device)(add_eps(cov, eps))
 
     def __repr__(self) -> str:
+        if self.own is not None and self.method is None:
+            function = self.own.function
+            return f"{self.name}(root={getattr(function, '__name__', type(function).__name__)})"
         if self.name == "whiten":
             steps = "" if self.num_iters is None else f", num_iters={self.num_iters}"
             return f"whiten({self.method!r}{steps})"
@@ -121,13 +147,16 @@ def standardize(p: float = 2.0) -> Operation:
 def whiten(method: str = "newton", num_iters: int | None = None) -> Operation:
     """W(x − μ), with W·Σ·Wᵀ = I: exactly by zca, pca and cholesky, to working precision by polar
     (``num_iters`` steps, default 8), and as near as T steps come by newton (``num_iters``,
-    default 5).
+    default 5). Other names are those that ``isonorm.register_root`` has given.
 
     >>> whiten("newton", 7)
     whiten('newton', num_iters=7)
     """
-    if method not in METHODS:
-        raise ValueError(f"whiten's method must be one of {', '.join(METHODS)}; got {method!r}.")
+    if method not in methods():
+        raise ValueError(
+            f"whiten's method must be one of {', '.join(methods())}; got {method!r}"
+            f"{_where_roots_go(method)}."
+        )
     num_iters = plain(num_iters)
     if num_iters is not None:
         if method not in ("newton", "polar"):
@@ -154,10 +183,19 @@ def whiten_fully(method: str, num_iters: int | None = None) -> Operation:
         raise ValueError(
             "method='newton' is IterNorm: use isonorm.IterNorm or functional.iter_norm."
         )
-    if method not in METHODS:
-        full = ", ".join(name for name in METHODS if name != "newton")
-        raise ValueError(f"DBN's method must be one of {full}; got {method!r}.")
+    if method not in methods():
+        full = ", ".join(name for name in methods() if name != "newton")
+        raise ValueError(
+            f"DBN's method must be one of {full}; got {method!r}{_where_roots_go(method)}."
+        )
     return whiten(method, num_iters)
+
+
+def _where_roots_go(method: object) -> str:
+    """Say how a root of one's own is given, where one was given as a method."""
+    if not callable(method):
+        return ""
+    return ": isonorm.register_root(name, function) gives a function a name"
 
 
 OPERATIONS = {f.__name__: f for f in (center, scale, standardize, whiten)}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from . import layers
+from .checks import check_keywords, keywords_of
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -55,13 +59,64 @@ REGISTRY: dict[str, Entry] = {entry.layer.__name__.lower(): entry for entry in _
 ALIASES = {"bn": "batchnorm", "ln": "layernorm", "gn": "groupnorm"}
 
 
+#: Words of options, beside numbers and names.
+_WORDS = {"None": None, "True": True, "False": False}
+
+
 def create_norm(name: str, num_features: int, **options: Any) -> nn.Module:
-    """A normalization layer by name.
+    """A normalization layer by name, which may have options behind it.
 
     >>> create_norm("iternorm", 64, num_iters=7)
     IterNorm(64, group_size=64, num_iters=7, affine=True, eps=1e-05, momentum=0.1)
+    >>> create_norm("dbn:group_size=32:method=cholesky", 64)
+    DBN(64, group_size=32, method='cholesky', affine=True, eps=1e-05, momentum=0.1)
     """
-    return find(name).layer(num_features, **options)
+    return norm_maker(name, options)(num_features)
+
+
+def norm_maker(name: str, options: dict[str, Any]) -> Callable[[int], nn.Module]:
+    """Return what makes the layers of a name and its options from their numbers of channels."""
+    layer, named = _parsed(name)
+    if twice := sorted(named.keys() & options.keys()):
+        raise TypeError(f"{twice[0]} is given twice, in {name!r} and as a keyword: give it once.")
+    return layer_maker(layer, {**named, **options})
+
+
+def layer_maker(layer: type[nn.Module], options: dict[str, Any]) -> Callable[[int], nn.Module]:
+    """Return what makes the layers of a class; refuse options that the class does not have."""
+    if options and (known := keywords_of(layer)):
+        check_keywords(layer.__name__, options, known)
+    return partial(layer, **options)
+
+
+def _parsed(name: str) -> tuple[type[nn.Module], dict[str, Any]]:
+    """Return the layer and the options of "dbn:group_size=32"."""
+    given, *assignments = (part.strip() for part in str(name).split(":"))
+    layer = find(given if isinstance(name, str) else name).layer
+    options: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = (part.strip() for part in assignment.partition("="))
+        if not (key.isidentifier() and equals and text) or key in options:
+            raise ValueError(
+                "options are written name:option=value, each once, as in dbn:group_size=32; got "
+                f"{name!r}."
+            )
+        options[key] = _value(text)
+    return layer, options
+
+
+def _value(text: str) -> int | float | bool | str | None:
+    """Return the number or the word that an option's text means.
+
+    >>> [_value(text) for text in ("32", "1e-3", "None", "polar")]
+    [32, 0.001, None, 'polar']
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text
 
 
 def register_norm(layer: type[Layer], *, paper: str = "") -> type[Layer]:

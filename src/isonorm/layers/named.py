@@ -13,7 +13,7 @@ from torch import nn
 from .. import area as areas
 from .. import operation as operations
 from ..area import Area
-from ..checks import check_flag
+from ..checks import check_flag, check_keywords, keywords_of
 from ..operation import Operation
 from .normalize import BatchOptions, Normalize, SampleOptions
 
@@ -87,9 +87,10 @@ class Named(Normalize):
         self, num_features: int, area: Area, operation: str | Operation, affine: bool, options: Any
     ) -> None:
         """What a subclass does in place of ``Normalize``'s constructor."""
-        for name in options:  # a typo, or another layer's keyword
-            if name not in self._options.__optional_keys__:  # type: ignore[attr-defined]
-                raise TypeError(f"{type(self).__name__} has no keyword argument {name!r}.")
+        allowed = self._options.__optional_keys__  # type: ignore[attr-defined]
+        if not options.keys() <= allowed:  # a typo, or another layer's keyword
+            known = dict.fromkeys([*keywords_of(type(self)), *sorted(allowed)])
+            check_keywords(type(self).__name__, options, list(known))
         recovery = "affine" if check_flag("affine", affine) else None
         super().__init__(num_features, area=area, operation=operation, recovery=recovery, **options)
         self.affine = affine

@@ -18,7 +18,7 @@ from .. import operation as operations
 from ..activation import as_module
 from ..area import Area
 from ..operation import Operation
-from ..recovery import Affine, Recovery
+from ..recovery import Affine, Recovery, name_of
 from ..recovery import resolve as resolve_recovery
 from ..scalars import plain, positive
 from ..symbolic import one_call
@@ -55,8 +55,8 @@ class Normalize(RunningTransform):
             of ``isonorm.area``, such as ``area.group(num_groups=8)``.
         operation: "center", "scale", "standardize", "whiten", or an object of
             ``isonorm.operation``, such as ``operation.whiten("newton", 5)``.
-        recovery: "affine" (γ, β per channel), "coloring" (a matrix per group, and β), a class of
-            ``isonorm.recovery``, or None.
+        recovery: "affine" (γ, β per channel), "coloring" (a matrix per group, and β), a class with
+            the parts of ``isonorm.recovery.Recovery``, or None.
         eps: added to the diagonal of every covariance before its root.
         momentum: the new batch's weight in the running statistics; None: cumulative average.
         act: None, "identity", "relu" or "silu", applied last.
@@ -125,7 +125,9 @@ class Normalize(RunningTransform):
         )
         self.act = act
         self._recovery_class = resolve_recovery(recovery)
-        for name, parameter in self._initial_parameters(device, dtype).items():
+        parameters = self._initial_parameters(device, dtype)
+        self._recovered = tuple(parameters)  # what a recovery of one's own is made of
+        for name, parameter in parameters.items():
             self.register_parameter(name, parameter)
         for name in ("weight", "bias"):  # as in torch, where they are None without affine
             if name not in self._parameters:
@@ -143,7 +145,9 @@ class Normalize(RunningTransform):
         """The layer's recovery with its present parameters."""
         if self._recovery_class is None:
             return Affine(None, None)
-        return self._recovery_class(*(getattr(self, name) for name in self._recovery_class._fields))
+        if (fields := getattr(self._recovery_class, "_fields", None)) is not None:
+            return self._recovery_class(*(getattr(self, name) for name in fields))
+        return self._recovery_class(**{name: getattr(self, name) for name in self._recovered})
 
     def reset_parameters(self) -> None:
         """Reset running statistics and recovery to what they were when the layer was made.
@@ -232,7 +236,7 @@ class Normalize(RunningTransform):
                 if name != "num_iters" or value is not None:  # only some methods have steps
                     parts.append(f"{name}={value!r}")
             return ", ".join(parts) + self._common_repr()
-        recovered = None if self._recovery_class is None else self._recovery_class.name
+        recovered = None if self._recovery_class is None else name_of(self._recovery_class)
         parts = f"area={self.area!r}, operation={self.operation!r}, recovery={recovered!r}"
         return f"{self.num_features}, {parts}" + self._common_repr()
 

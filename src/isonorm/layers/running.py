@@ -306,9 +306,10 @@ class RunningTransform(WideBuffers):
         """
         if self.running_mean is None or self.running == "whitening":
             return None
-        if self._size == 1:  # all roots of one variance are the same
-            return f"eps={self.eps:g}"
-        method = "zca" if self.operation.method == "polar" else self.operation.method
+        root = self.operation.root
+        if root is None or (self._size == 1 and self.operation.own is None):
+            return f"eps={self.eps:g}"  # isonorm's roots of one variance are the same
+        method = "zca" if root.name == "polar" else root.name
         steps = (
             "" if self.operation.num_iters is None else f" with {self.operation.num_iters} steps"
         )

@@ -39,36 +39,98 @@ __all__ = [
 
 
 class Recovery(Protocol):
+    """What a recovery of your own has to have: a class, made by keyword of the tensors that
+    ``initial`` names. A subclass inherits everything here but ``initial`` and ``scale``.
+
+    Ψ(x̂) = ψ(x̂) + β must have a ψ that is linear in the channels at each position: eval, ``fold``
+    and conversion make one matrix of it. Layers and functions run it after Φ.
+
+    >>> import isonorm, torch
+    >>> class Shared(Recovery):  # one γ for all channels
+    ...     def __init__(self, size):
+    ...         self.size = size
+    ...     @staticmethod
+    ...     def initial(num_features, area, device=None, dtype=None):
+    ...         return {"size": nn.Parameter(torch.ones(1, device=device, dtype=dtype))}
+    ...     def scale(self, normalized, block):
+    ...         return normalized * self.size.to(normalized.dtype)
+    >>> isonorm.Normalize(8, recovery=Shared).size.shape
+    torch.Size([1])
+    """
+
     @property
     def gain(self) -> Tensor | None:
-        """γ or Γ: what multiplies x̂."""
-        ...
+        """γ or Γ, where a parameter ``weight`` of shape (C,), or ``color``, multiplies x̂; None
+        for anything else.
+        """
+        return None
 
     @property
-    def bias(self) -> Tensor | None: ...
+    def bias(self) -> Tensor | None:
+        """β, of shape (C,), which is added last."""
+        return None
 
     @staticmethod
-    def initial(
-        num_features: int, area: Area, device=None, dtype=None
-    ) -> dict[str, nn.Parameter]: ...
+    def initial(num_features: int, area: Area, device=None, dtype=None) -> dict[str, nn.Parameter]:
+        """A layer's parameters by name, with which Ψ is the identity."""
+        ...
 
-    def fold(self, w: Tensor, block: Block) -> Tensor: ...
+    def fold(self, w: Tensor, block: Block) -> Tensor:
+        """ψ's matrix times W, for the (…, K, c, d) rows of a block whose features are channels."""
+        columns = w.reshape(-1, *w.shape[-3:])
+        return self.scale(columns, block).reshape(w.shape)
 
-    def scale(self, normalized: Tensor, block: Block) -> Tensor: ...
+    def scale(self, normalized: Tensor, block: Block) -> Tensor:
+        """ψ of a block's (N, K, c, S) view."""
+        ...
 
 
 RECOVERIES = {"affine": Affine, "coloring": Coloring}
+#: What a recovery's class must have, and its objects, beside ``gain`` and ``bias``.
+_CALLABLES = ("initial", "fold", "scale")
+
+
+def is_own(recovery: object) -> bool:
+    """Return whether a recovery is not isonorm's, which other code may know in detail."""
+    return type(recovery) not in RECOVERIES.values()
+
+
+def missing_parts(recovery: object) -> list[str]:
+    """Return what a recovery, or its class, does not have of ``Recovery``, by name."""
+    lacks = [name for name in _CALLABLES if not callable(getattr(recovery, name, None))]
+    if isinstance(recovery, type):
+        return lacks  # a class may make its gain and bias in ``__init__``
+    return lacks + [name for name in ("gain", "bias") if not hasattr(recovery, name)]
+
+
+def name_of(recovery: type) -> str:
+    """Return the name of a recovery's class, as a layer's repr shows it."""
+    name = getattr(recovery, "name", None)
+    return name if isinstance(name, str) else recovery.__name__
 
 
 def resolve(recovery: str | type | None) -> type | None:
     """The class of a recovery from its name or from itself; None and "none" recover nothing."""
     if recovery is None or recovery == "none":
         return None
-    if recovery in RECOVERIES.values():
-        return recovery  # type: ignore[return-value]
-    if not isinstance(recovery, str) or recovery not in RECOVERIES:
+    if isinstance(recovery, str) and recovery in RECOVERIES:
+        return RECOVERIES[recovery]
+    if isinstance(recovery, type) and issubclass(recovery, nn.Module):
         raise ValueError(
-            f"recovery must be None or one of {', '.join(RECOVERIES)}; got {recovery!r}: "
-            "recoveries that are computed, such as isonorm.recovery.SPADE, go around a norm."
+            f"recovery must be a class with the parts of isonorm.recovery.Recovery; "
+            f"{recovery.__name__} is a module: recoveries that are computed, such as "
+            "isonorm.recovery.SPADE, go around a norm."
         )
-    return RECOVERIES[recovery]
+    if isinstance(recovery, type):
+        if lacks := missing_parts(recovery):
+            raise ValueError(
+                f"a recovery's class must have {', '.join(_CALLABLES)}, gain and bias, as "
+                f"isonorm.recovery.Recovery has; {recovery.__name__} lacks {', '.join(lacks)}."
+            )
+        return recovery
+    plain = isinstance(recovery, (str, int, float))
+    got = repr(recovery) if plain else f"an object, {type(recovery).__name__}"
+    raise ValueError(
+        f"recovery must be None or one of {', '.join(RECOVERIES)}, or a recovery's class; got "
+        f"{got}: a layer makes the parameters of the class itself."
+    )

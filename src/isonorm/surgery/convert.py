@@ -34,7 +34,12 @@ Make = Callable[[nn.Module, Source], nn.Module]
 
 
 def convert(
-    model: nn.Module, to: str | Factory, *, where: Where = "all", fuse_act: bool = False
+    model: nn.Module,
+    to: str | Factory,
+    *,
+    where: Where = "all",
+    fuse_act: bool = False,
+    **options: Any,
 ) -> Conversion:
     """Replaces the norms of a model, in place, and reports what changed and what was left.
 
@@ -46,12 +51,15 @@ def convert(
     Args:
         model: its BatchNorm, SyncBatchNorm, InstanceNorm and GroupNorm layers, timm's norms with an
             activation inside, and isonorm's own layers are replaced.
-        to: a name of ``list_norms()``, a class, or a factory called with the number of channels
-            alone, such as ``lambda c: isonorm.IterNorm(c, group_size=16)``. "equinorm" makes an
-            ``EquiConv`` or ``EquiLinear`` of each BatchNorm and the layer that alone feeds it.
+        to: a name of ``list_norms()``, which may have options as in "dbn:group_size=32", a class,
+            or a factory called with the number of channels alone, such as
+            ``lambda c: isonorm.IterNorm(c, group_size=16)``. "equinorm" makes an ``EquiConv`` or
+            ``EquiLinear`` of each BatchNorm and the layer that alone feeds it.
         where: "all"; "first"; a shell pattern for names, such as ``"layer1.*"``; a class; a
             function of name and module; or a list of such.
         fuse_act: also let a norm apply the ReLU or SiLU module that alone follows it.
+        options: keywords of the new layers, such as ``group_size=32``, where ``to`` is a name or a
+            class.
 
     Parameters stay the same objects. They, the statistics, eps, momentum, mode, device, dtype and
     hooks carry over, and γ makes up for the new root, so that in eval a model that had BatchNorm
@@ -62,8 +70,10 @@ def convert(
     if isinstance(to, str) and to.lower() == "equinorm":
         if fuse_act:
             raise ValueError("EquiNorm's layers apply no activation: leave fuse_act out.")
+        if options:
+            raise TypeError(f"EquiNorm's layers take no options here: leave {min(options)} out.")
         return convert_pairs(model, where)
-    factory = target_factory(to)
+    factory = target_factory(to, options)
     return replace_norms(
         model, lambda _, source: factory(source.norm.num_features), where, fuse_act=fuse_act
     )
@@ -107,11 +117,10 @@ def revert(model: nn.Module, *, to: str | Factory | None = None) -> Conversion:
     return replace_norms(model, batchnorm, "all")
 
 
-def target_factory(to: str | Factory) -> Factory:
-    """What makes the new norms."""
+def target_factory(to: str | Factory, options: dict[str, Any] | None = None) -> Factory:
+    """Return what makes the new norms; raise before any is made where there is no such norm."""
     if isinstance(to, str):
-        registry.find(to)  # raises where there is none, before anything is made
-        return lambda channels: registry.create_norm(to, channels)
+        return registry.norm_maker(to, options or {})
     if isinstance(to, nn.Module):
         raise TypeError(
             f"each norm needs a layer of its own, so `to` is a name, a class or a factory; got the "
@@ -119,7 +128,14 @@ def target_factory(to: str | Factory) -> Factory:
         )
     if not callable(to):
         raise TypeError(f"`to` must be a name, a class or a factory; got {to!r}.")
-    return to
+    if not options:
+        return to
+    if not isinstance(to, type):
+        raise TypeError(
+            f"options go to a name or a class, and `to` is a factory: let it take {min(options)} "
+            "itself."
+        )
+    return registry.layer_maker(to, options)
 
 
 def replace_norms(

@@ -240,10 +240,8 @@ static void chunk_apply(
 
     for (index_t i = 0; i < d; i++) {
         const REAL *row = (dy ? slope : a) + i * d;
-        REAL shared = 0;
-#pragma omp simd reduction(+ : shared)
-        for (index_t j = 0; j < d; j++) shared += row[j] * rest[j];
-        moved[i] = shift[i] - shared;
+        moved[i] = shift[i];
+        for (index_t j = 0; j < d; j++) moved[i] -= row[j] * rest[j];
     }
     if (dy) {
         lay_matrix(a, 1, d, d, s, depth, matrix);
