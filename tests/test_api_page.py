@@ -17,6 +17,7 @@ PACKAGES = [
     "isonorm.area",
     "isonorm.functional",
     "isonorm.kernels",
+    "isonorm.linalg",
     "isonorm.operation",
     "isonorm.optim",
     "isonorm.recovery",

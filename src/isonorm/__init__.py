@@ -3,6 +3,7 @@
 from . import analysis as analysis
 from . import area as area
 from . import functional as functional
+from . import linalg as linalg
 from . import operation as operation
 from . import optim as optim
 from . import recovery as recovery

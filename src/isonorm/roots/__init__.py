@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import own
 from .cholesky import Cholesky
-from .eigen import PCA, ZCA
+from .eigen import PCA, ZCA, power_roots
 from .newton import Newton
 from .own import OwnRoot, own_root
 from .polar import DEFAULT_STEPS, Polar
@@ -47,6 +47,9 @@ class Root(Protocol):
 __all__ = [
     "DEFAULT_STEPS",
     "METHODS",
+    "PCA",
+    "ZCA",
+    "Cholesky",
     "Newton",
     "OwnRoot",
     "Polar",
@@ -55,6 +58,7 @@ __all__ = [
     "make_root",
     "methods",
     "own_root",
+    "power_roots",
     "register_root",
 ]
 

@@ -47,72 +47,123 @@ def _sandwich(vectors: Tensor, middle: Tensor) -> Tensor:
     return vectors @ middle @ vectors.mT
 
 
+def _divided(s: Tensor, p: int) -> Tensor:
+    """Return Σ sᵢᵃ·sⱼᵇ over a + b = p − 1: (sᵢᵖ − sⱼᵖ)/(sᵢ − sⱼ), finite where they are equal."""
+    si, sj = s.unsqueeze(-1), s.unsqueeze(-2)
+    total = si + sj if p > 1 else torch.ones_like(si + sj)
+    for k in range(3, p + 1):
+        total = total * sj + si ** (k - 1)
+    return total
+
+
 class _Lyapunov(torch.autograd.Function):
-    """X with S·X + X·S = E, for symmetric E; S = U·diag(s)·Uᵀ is given decomposed, and in whole
-    to carry the graph.
+    """Y with Σ Xᵃ·Y·Xᵇ = E over a + b = p − 1, for symmetric E: for p = 2, X·Y + Y·X = E.
+    X = U·diag(s)·Uᵀ is given decomposed, and in whole to carry the graph.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(s_matrix: Tensor, e: Tensor, vectors: Tensor, s: Tensor) -> Tensor:
-        inner = vectors.mT @ e @ vectors
-        return _sandwich(vectors, inner / (s.unsqueeze(-1) + s.unsqueeze(-2)))
+    def forward(x: Tensor, e: Tensor, vectors: Tensor, s: Tensor, p: int) -> Tensor:
+        return _sandwich(vectors, (vectors.mT @ e @ vectors) / _divided(s, p))
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        s_matrix, _, vectors, s = inputs
-        ctx.save_for_backward(s_matrix, vectors, s, output)
-        ctx.save_for_forward(s_matrix, vectors, s, output)
+        x, _, vectors, s, ctx.p = inputs
+        ctx.save_for_backward(x, vectors, s, output)
+        ctx.save_for_forward(x, vectors, s, output)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
-        s_matrix, vectors, s, x = ctx.saved_tensors
-        y = _Lyapunov.apply(s_matrix, 0.5 * (grads[0] + grads[0].mT), vectors, s)
-        return -(y @ x + x @ y), y, None, None
+        x, vectors, s, y = ctx.saved_tensors
+        z = _Lyapunov.apply(x, 0.5 * (grads[0] + grads[0].mT), vectors, s, ctx.p)
+        return -_through_powers(x, y, z, ctx.p), z, None, None, None
 
     @staticmethod
-    def jvp(ctx, ds_matrix: Tensor | None, de: Tensor | None, *_: Tensor | None) -> Tensor:
-        s_matrix, vectors, s, x = ctx.saved_tensors
-        rhs = torch.zeros_like(x) if de is None else de
-        if ds_matrix is not None:
-            rhs = rhs - ds_matrix @ x - x @ ds_matrix
-        return _Lyapunov.apply(s_matrix, rhs, vectors, s)
+    def jvp(ctx, dx: Tensor | None, de: Tensor | None, *_: Tensor | None) -> Tensor:
+        x, vectors, s, y = ctx.saved_tensors
+        rhs = torch.zeros_like(y) if de is None else de
+        if dx is not None:
+            rhs = rhs - _through_powers(x, y, dx, ctx.p)
+        return _Lyapunov.apply(x, rhs, vectors, s, ctx.p)
 
 
-class _InverseSquareRoot(torch.autograd.Function):
-    """W = Σ^(-1/2), with U and s = √λ beside it for the derivative."""
+def _through_powers(x: Tensor, y: Tensor, z: Tensor, p: int) -> Tensor:
+    """Return the derivative of Σ Xᵃ·Y·Xᵇ in X, in the direction Z; its adjoint is the same."""
+    powers = [identity_like(x), x]
+    while len(powers) < p:
+        powers.append(powers[-1] @ x)
+    total = torch.zeros_like(x)
+    for i in range(p - 1):
+        for j in range(p - 1 - i):
+            inner = y @ z if j == 0 else y @ powers[j] @ z
+            k = p - 2 - i - j
+            total = total + (inner if i == k == 0 else powers[i] @ inner @ powers[k])
+    return total + total.mT
+
+
+class Roots(torch.autograd.Function):
+    """X = Σ^(1/p) and W = Σ^(-1/p), with U and s = λ^(1/p) beside them for the derivative."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(sigma: Tensor, p: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = decompose(sigma)
-        s = values.sqrt()
-        return _sandwich(vectors, torch.diag_embed(1 / s)), vectors, s
+        s = values.sqrt() if p == 2 else values ** (1 / p)
+        x, w = (_sandwich(vectors, torch.diag_embed(of)) for of in (s, 1 / s))
+        return x, w, vectors, s
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        w, vectors, s = output
-        ctx.mark_non_differentiable(vectors, s)
-        ctx.save_for_backward(inputs[0], w, vectors, s)
-        ctx.save_for_forward(inputs[0], w, vectors, s)
+        ctx.p = inputs[1]
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(*output)
+        ctx.save_for_forward(*output)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> Tensor:
-        return _InverseSquareRoot._derivative(ctx, 0.5 * (grads[0] + grads[0].mT))
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
+        x, w, vectors, s = ctx.saved_tensors
+        dx, dw = (0.5 * (grad + grad.mT) for grad in grads[:2])
+        return _Lyapunov.apply(x, dx - w @ dw @ w, vectors, s, ctx.p), None
 
     @staticmethod
-    def jvp(ctx, dsigma: Tensor):
-        return _InverseSquareRoot._derivative(ctx, 0.5 * (dsigma + dsigma.mT)), None, None
+    def jvp(ctx, dsigma: Tensor, _):
+        x, w, vectors, s = ctx.saved_tensors
+        dx = _Lyapunov.apply(x, 0.5 * (dsigma + dsigma.mT), vectors, s, ctx.p)
+        return dx, -w @ dx @ w, None, None
 
-    @staticmethod
-    def _derivative(ctx, direction: Tensor) -> Tensor:
-        """−W·dS·W with S·dS + dS·S = direction. W and S commute, so W may go inside.
-        Self-adjoint: jvp is vjp.
-        """
-        sigma, w, vectors, s = ctx.saved_tensors
-        return -_Lyapunov.apply(sigma @ w, w @ direction @ w, vectors, s)
+
+@torch.library.custom_op("isonorm::roots", mutates_args=())
+def _roots_op(sigma: Tensor, p: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``Roots`` for a compiler, which cannot trace a rule for forward mode."""
+    return Roots.forward(sigma, p)
+
+
+@_roots_op.register_fake
+def _(sigma, p):
+    return *(torch.empty_like(sigma) for _ in range(3)), sigma.new_empty(sigma.shape[:-1])
+
+
+def _op_context(ctx, inputs, output) -> None:
+    ctx.p = inputs[1]
+    ctx.save_for_backward(*output)
+
+
+def _op_backward(ctx, *grads):
+    x, w, vectors, s = ctx.saved_tensors
+    dx, dw = (0.5 * (grad + grad.mT) for grad in grads[:2])
+    return _Lyapunov.forward(x, dx - w @ dw @ w, vectors, s, ctx.p), None
+
+
+_roots_op.register_autograd(_op_backward, setup_context=_op_context)
+
+
+def power_roots(sigma: Tensor, p: int) -> tuple[Tensor, Tensor]:
+    """Return Σ^(1/p) and Σ^(-1/p), eigenvalues below ``eigenvalue_floor`` raised to it."""
+    roots = _roots_op if torch.compiler.is_compiling() else Roots.apply
+    x, w, _, _ = roots(sigma, p)
+    return x, w
 
 
 class ZCA:
@@ -131,10 +182,10 @@ class ZCA:
     def __call__(self, sigma: Tensor) -> Tensor:
         if is_traced():  # a graph with an autograd function in it could not be saved
             return Polar()(sigma)
-        return _InverseSquareRoot.apply(sigma)[0]
+        return power_roots(sigma, 2)[1]
 
     def forward(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        w, vectors, s = _InverseSquareRoot.forward(sigma)
+        _, w, vectors, s = Roots.forward(sigma, 2)
         return w, torch.cat([vectors, s.unsqueeze(-2)], dim=-2)
 
     def backward(self, dw: Tensor, sigma: Tensor, w: Tensor, memo: Tensor) -> Tensor:
