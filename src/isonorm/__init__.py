@@ -43,5 +43,6 @@ from .weights import EquiConv1d as EquiConv1d
 from .weights import EquiConv2d as EquiConv2d
 from .weights import EquiConv3d as EquiConv3d
 from .weights import EquiLinear as EquiLinear
+from .whitener import Whitener as Whitener
 
 __version__ = "0.1.0"

@@ -320,3 +320,18 @@ def join_with(batches: int) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def fit_whitener(batches: list[Tensor], group: str | None) -> tuple[Tensor, dict[str, Tensor], str]:
+    """W and the moments of a whitener that has seen all ranks' batches, and how it refuses more."""
+    whitener = isonorm.Whitener(batches[0].shape[1])
+    for batch in batches:
+        whitener.update(batch)
+    if group is None:
+        return whitener.matrix, buffers(whitener), ""
+    whitener.synchronize(group).synchronize(group)  # the second time does nothing
+    try:
+        whitener.update(batches[0])
+    except RuntimeError as refused:
+        return whitener.matrix, buffers(whitener), str(refused)
+    return whitener.matrix, buffers(whitener), ""

@@ -19,6 +19,7 @@ from tests.distributed.tasks import (
     count_collectives_on_a_gpu,
     differentiate_statistics,
     evaluate_alone,
+    fit_whitener,
     step,
     train,
     try_forward,
@@ -153,3 +154,15 @@ def test_one_rank_that_is_not_finite_spoils_nothing(ranks: Ranks) -> None:
     for key, expected in train(whole[1:], None, ("iternorm",)).items():
         for result in results:
             torch.testing.assert_close(result[key]["buffers"], expected["buffers"], **FLOAT64)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e6])
+def test_a_whitener_of_all_ranks_is_that_of_all_samples(ranks: Ranks, mean: float) -> None:
+    x = torch.randn(90, 5, dtype=torch.float64).cumsum(1) + mean
+    shares = [[x[:20], x[20:33]], [x[33:], x[:0]]]
+    w, moments, _ = fit_whitener([x], None)
+    for theirs, other, refusal in ranks.run(fit_whitener, shares, "world"):
+        torch.testing.assert_close(theirs, w, rtol=1e-7, atol=1e-7)
+        assert other["count"] == 90
+        torch.testing.assert_close(other, moments, rtol=1e-7, atol=1e-7)
+        assert "synchronize once, after the last update" in refusal
