@@ -276,6 +276,10 @@ def test_a_model_with_its_own_parts_folds(x):
     torch.testing.assert_close(folded(x), model(x))
 
 
+def recovered_by(recovery) -> Tensor:
+    return normalize(torch.randn(9, 3), area="batch", operation="whiten", recovery=recovery)[0]
+
+
 WRONG = {
     "root by name": (lambda: Operation("o", root="zca"), TypeError, r"whiten\('zca'\) takes"),
     "root's class": (lambda: Operation("o", root=Halved), TypeError, "pass an object of it"),
@@ -301,20 +305,11 @@ WRONG = {
         "got an object, Affine",
     ),
     "recovery's class": (
-        lambda: normalize(torch.randn(9, 3), area="batch", operation="whiten", recovery=Affine),  # type: ignore[arg-type]
+        lambda: recovered_by(Affine),
         TypeError,
         "got the class Affine: make an object",
     ),
-    "no recovery": (
-        lambda: normalize(
-            torch.randn(9, 3),
-            area="batch",
-            operation="whiten",
-            recovery=torch.randn(3),  # type: ignore[arg-type]
-        ),
-        TypeError,
-        "got Tensor, without initial",
-    ),
+    "no recovery": (lambda: recovered_by(torch.randn(3)), TypeError, "got Tensor, without initial"),
     "class of nothing": (
         lambda: isonorm.Normalize(3, recovery=dict),
         ValueError,
@@ -326,12 +321,7 @@ WRONG = {
         "go around a norm",
     ),
     "bias's shape": (
-        lambda: normalize(
-            torch.randn(9, 3),
-            area="batch",
-            operation="whiten",
-            recovery=Shared(torch.ones(1), torch.zeros(4)),
-        ),
+        lambda: recovered_by(Shared(torch.ones(1), torch.zeros(4))),
         ValueError,
         r"Shared.bias must have shape \(3,\).*got \(4,\)",
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, log, pi, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ class Operation:
     norm: float = 2.0
     method: str | None = None
     num_iters: int | None = None
-    root: Root | None = field(default=None, compare=False, repr=False)
+    #: A root or a function where it is given, ``Root | None`` from then on.
+    root: Any = field(default=None, compare=False, repr=False)
     #: The root where it is not isonorm's: the others follow from ``method`` and ``num_iters``.
     own: OwnRoot | None = field(default=None, init=False, repr=False)
 

@@ -168,7 +168,7 @@ class Whitener(nn.Module):
 
     def _keep(self, total: Statistics) -> None:
         """Put moments in the place of those that were there."""
-        self.count.copy_(total.count)
+        self.count.fill_(total.count)
         self.sample_mean.copy_(total.mean[0])
         self.sample_cov.copy_(total.cov[0])
         self._map = None

@@ -6,7 +6,6 @@ all of :class:`Root` brings its derivative, so that it runs in the explicit path
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -25,9 +24,8 @@ class OwnRoot:
     #: Whether the root brings its derivative, for the explicit path.
     is_explicit = False
 
-    def __init__(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
-        self.name = name
-        self.function: Any = function
+    def __init__(self, name: str, function: Any) -> None:
+        self.name, self.function = name, function
 
     def on(self, device: torch.device) -> Self:
         return self
