@@ -19,6 +19,7 @@ from .kernels.choice import transforms_active
 from .kernels.plan import Plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery, is_own, missing_parts
+from .scalars import plain
 from .statistics import Statistics
 
 #: What a normalization computes with; 8-bit numbers are for storage and products alone.
@@ -152,6 +153,22 @@ def check_options(eps: float, act: str | None) -> None:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < inf:
         raise ValueError(f"eps must be a number ≥ 0; got {eps!r}.")
     check_act(act)
+
+
+def check_shrinkage(shrinkage: float, correction: int, m: int, shared: bool) -> float:
+    """Return what (1 − shrinkage) and a correction of m samples make of a covariance."""
+    shrinkage, correction = plain(shrinkage), plain(correction)
+    number = isinstance(shrinkage, (int, float)) and not isinstance(shrinkage, bool)
+    if not number or not 0 <= shrinkage < 1:
+        raise ValueError(f"shrinkage must be a number from 0 to below 1; got {shrinkage!r}.")
+    m = max(m, 1)  # an empty batch has nothing to correct
+    if isinstance(correction, bool) or not isinstance(correction, int) or not 0 <= correction < m:
+        raise ValueError(
+            f"correction must be an integer from 0 to below the {m} samples; got {correction!r}."
+        )
+    if correction and shared:
+        raise ValueError("correction is for the samples of one process: leave process_group out.")
+    return (1 - shrinkage) * m / (m - correction)
 
 
 def check_recovery(recovery: Recovery, area: Area, x: Tensor) -> None:

@@ -21,6 +21,7 @@ from .checks import (
     check_input,
     check_options,
     check_recovery,
+    check_shrinkage,
     check_statistics,
     check_synchronizable,
 )
@@ -30,10 +31,17 @@ from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery, is_own
 from .scalars import plain
-from .statistics import Statistics, join_matrices, join_vectors, no_autocast, working_dtype
-from .synchronization import group_name, is_shared
+from .statistics import (
+    Statistics,
+    join_matrices,
+    join_vectors,
+    measure,
+    no_autocast,
+    working_dtype,
+)
+from .synchronization import group_name, is_shared, reduce_across
 
-__all__ = ["dbn", "iter_norm", "normalize"]
+__all__ = ["dbn", "iter_norm", "normalize", "statistics", "whiten"]
 
 
 def normalize(
@@ -120,6 +128,92 @@ def dbn(
     return normalize(
         x, area=areas.batch(group_size), operation=whiten, recovery=Affine(weight, bias), eps=eps
     )
+
+
+def whiten(
+    z: Tensor,
+    *,
+    method: str = "zca",
+    group_size: int | None = None,
+    shrinkage: float = 0.0,
+    correction: int = 0,
+    dim: str = "features",
+    eps: float = 1e-5,
+    process_group: object = None,
+) -> Tensor:
+    """Whiten a batch (N, C, *), as losses of self-supervision do, and return it alone.
+
+    W is the root of (1 − s)Σ + (s + ε)I, s the ``shrinkage``, by a ``method`` of
+    ``operation.whiten`` in groups of ``group_size`` channels. Σ is divided by m − ``correction``.
+    ``dim="samples"`` whitens the N samples of (N, C) against each other, over their features.
+
+    >>> z = torch.randn(256, 6) @ torch.randn(6, 6)
+    >>> y = whiten(z, eps=0, correction=1)
+    >>> torch.allclose(y.T.cov(), torch.eye(6), atol=1e-2)
+    True
+    """
+    if dim not in ("features", "samples"):
+        raise ValueError(f"dim must be 'features' or 'samples'; got {dim!r}.")
+    check_input(z)
+    if dim == "samples" and z.dim() != 2:
+        raise ValueError(f"dim='samples' takes (N, C); got shape {tuple(z.shape)}.")
+    x = z.mT if dim == "samples" else z
+    m = x.shape[0] * x.shape[2:].numel()
+    scale = check_shrinkage(shrinkage, correction, m, is_shared(group_name(process_group)))  # type: ignore[arg-type]
+    check_options(plain(eps), None)
+    root = operations.whiten(method)
+    # Of √scale·z the covariance is scale·Σ; in the working precision, so that y is rounded once.
+    scaled = x if scale == 1 else x.to(working_dtype(x)) * scale**0.5
+    y, _ = normalize(
+        scaled,
+        area=areas.batch(group_size),
+        operation=root,
+        eps=plain(eps) + plain(shrinkage),
+        process_group=process_group,
+    )
+    y = y if scale == 1 else (y / scale**0.5).to(z.dtype)
+    return y.mT if dim == "samples" else y
+
+
+def statistics(
+    x: Tensor,
+    area: str | Area = "batch",
+    *,
+    operation: str | Operation | None = None,
+    process_group: object = None,
+) -> Statistics:
+    """Return count, mean and covariance of (N, C, *) over an area, differentiably, as
+    ``normalize(statistics=…)`` takes them.
+
+    ``operation`` says of what: "whiten" of features together, "standardize" of each by itself,
+    "scale" about zero; by default the first where the area has it, and the second elsewhere.
+
+    >>> x = torch.randn(8, 6, 5, 5)
+    >>> statistics(x).cov.shape, statistics(x, "layer").cov.shape
+    (torch.Size([1, 6, 6]), torch.Size([8, 1, 1]))
+    """
+    area = areas.resolve(area)
+    default = "whiten" if area.whitens else "standardize"
+    operation = operations.resolve(default if operation is None else operation)
+    check_input(x)
+    check_composition(area, operation)
+    if not operation.is_quadratic:
+        raise ValueError(f"{operation!r} is not made of means and covariances: use 'whiten'.")
+    name = group_name(process_group)  # type: ignore[arg-type]
+    applied = area if operation.is_matrix else area.featurewise()
+    with no_autocast(x):
+        flat = areas.flat(x)
+        problems = [
+            applied.gather(block.view(flat).to(working_dtype(x)))
+            for block in applied.partition(x.shape[1])
+        ]
+        parts = [measure(problem, center=operation.centers) for problem in problems]
+        if is_shared(name):
+            check_synchronizable(area, operation)
+            parts = reduce_across(name, parts, operation.centers, f"statistics over {area!r}")
+            parts = [part._replace(mean=part.mean.to(part.cov.dtype)) for part in parts]
+    mean, cov = join_vectors([p.mean for p in parts]), join_matrices([p.cov for p in parts])
+    return Statistics(parts[0].count, mean, cov)
 
 
 def normalize_with_transform(
