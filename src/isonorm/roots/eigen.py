@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..symbolic import is_traced
 from .gauge import Gauge
@@ -161,7 +162,9 @@ _roots_op.register_autograd(_op_backward, setup_context=_op_context)
 
 def power_roots(sigma: Tensor, p: int) -> tuple[Tensor, Tensor]:
     """Return Σ^(1/p) and Σ^(-1/p), eigenvalues below ``eigenvalue_floor`` raised to it."""
-    roots = _roots_op if torch.compiler.is_compiling() else Roots.apply
+    # An operator has no rule for forward mode, whose tangents it would silently take for zero.
+    forward = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    roots = _roots_op if torch.compiler.is_compiling() and not forward else Roots.apply
     x, w, _, _ = roots(sigma, p)
     return x, w
 
