@@ -333,3 +333,29 @@ def test_what_cannot_be_meant_gets_one_short_sentence(call, error, words):
     with pytest.raises(error, match=words) as caught:
         call()
     assert "tensor(" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+class Doubled(Recovery):
+    """2·x̂, from the start."""
+
+    @staticmethod
+    def initial(num_features, area, device=None, dtype=None):
+        return {}
+
+    def scale(self, normalized, block):
+        return 2 * normalized
+
+
+def test_converting_to_a_recovery_that_is_not_the_identity_says_how_it_differs() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(6))
+    x = torch.randn(8, 6)
+    before = model.eval()(x)
+    report = isonorm.convert(model, lambda c: isonorm.Normalize(c, recovery=Doubled))
+    torch.testing.assert_close(model.eval()(x), 2 * before, atol=1e-4, rtol=1e-4)
+    assert "same in eval" not in str(report)
+
+
+def test_the_choice_knows_roots_of_ones_own() -> None:
+    whiten = isonorm.operation.Operation("own", root=lambda sigma: torch.linalg.inv(sigma))
+    chosen = isonorm.kernels.choose(torch.randn(8, 4), area="batch", operation=whiten)
+    assert chosen.backend == "reference" and "autograd differentiates the root" in chosen.reason

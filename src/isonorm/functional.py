@@ -26,7 +26,7 @@ from .checks import (
     check_synchronizable,
 )
 from .kernels import autograd, choose, explicit, reference
-from .kernels.choice import has_room_for_activation, is_watched, requested, transforms_active
+from .kernels.choice import has_room_for_activation, transforms_active
 from .kernels.plan import Plan, Result, make_plan
 from .operation import Operation
 from .recovery import Affine, Coloring, Recovery, is_own
@@ -120,7 +120,8 @@ def dbn(
     """Decorrelated Batch Normalization (Huang et al. 2018, Algorithm 1) of a batch, in groups of
     channels. ``num_iters`` belongs to method "polar".
 
-    >>> y, _ = dbn(torch.randn(256, 6) @ torch.randn(6, 6), eps=0)
+    >>> mix = torch.eye(6) + 0.4  # well conditioned, whatever is drawn
+    >>> y, _ = dbn(torch.randn(256, 6) @ mix, eps=0)
     >>> torch.allclose(y.T @ y / 256, torch.eye(6), atol=1e-3)
     True
     """
@@ -248,7 +249,7 @@ def normalize_with_transform(
 
     applied = area if operation.is_matrix else area.featurewise()
     backend = "reference"
-    if statistics is None and not _needs_reference(operation, applied, x):
+    if statistics is None:
         like = torch.empty_like(x, dtype=working_dtype(x)) if is_own(recovery) else x
         backend = choose(
             like, area=area, operation=operation, recovery=recovery, training=training
@@ -266,27 +267,6 @@ def normalize_with_transform(
     else:
         y, statistics, transform = _explicit(x, recovery, plan)
     return Result(finish(y, None if fused else act, residual), statistics, transform)
-
-
-def _needs_reference(operation: Operation, area: Area, x: Tensor) -> bool:
-    """Return whether a root of one's own leaves only the reference; raise where another
-    implementation was asked for.
-    """
-    root = operation.own
-    if root is None:
-        return False
-    shapes = [area.problem_shape(block, 1, 1) for block in area.partition(x.shape[1])]
-    if not root.is_explicit:
-        reason = f"autograd differentiates the root {root.name!r}, which has no backward"
-    elif torch.compiler.is_compiling() or is_watched(x):
-        reason = f"operators do not know the root {root.name!r}, which is not isonorm's"
-    elif any([d == 1 for _, d, _ in shapes]):
-        reason = f"the explicit path divides one channel by its deviation, without {root.name!r}"
-    else:
-        return False
-    if requested() in ("native", "triton"):
-        raise RuntimeError(f"backend={requested()!r} was asked for, but {reason}.")
-    return True
 
 
 def _recovers_within(recovery: Recovery, area: Area, backend: str) -> bool:

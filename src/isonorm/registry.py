@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -93,16 +93,21 @@ def _parsed(name: str) -> tuple[type[nn.Module], dict[str, Any]]:
     """Return the layer and the options of "dbn:group_size=32"."""
     given, *assignments = (part.strip() for part in str(name).split(":"))
     layer = find(given if isinstance(name, str) else name).layer
+    return layer, read_options(assignments, str(name))
+
+
+def read_options(assignments: Iterable[str], spec: str) -> dict[str, Any]:
+    """Return the options behind a name, from "group_size=32" and the like."""
     options: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = (part.strip() for part in assignment.partition("="))
         if not (key.isidentifier() and equals and text) or key in options:
             raise ValueError(
                 "options are written name:option=value, each once, as in dbn:group_size=32; got "
-                f"{name!r}."
+                f"{spec!r}."
             )
         options[key] = _value(text)
-    return layer, options
+    return options
 
 
 def _value(text: str) -> int | float | bool | str | None:

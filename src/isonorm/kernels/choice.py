@@ -186,6 +186,8 @@ def choose(
     if reason is None:
         if x.dim() < 2:
             raise ValueError(f"expected an input (N, C, *); got shape {tuple(x.shape)}.")
+        reason = _why_not_own_root(operation, area, x)
+    if reason is None:
         if asked == "torch":
             return Choice("torch", "asked for")
         if fast == "native":
@@ -244,6 +246,21 @@ def _why_reference(operation: Operation, area: Area, training: bool) -> str | No
         # A compiler cannot trace a repr of numbers that it takes for symbols.
         name = "this operation" if torch.compiler.is_compiling() else repr(operation)
         return name + " is not made of means and covariances"
+    return None
+
+
+def _why_not_own_root(operation: Operation, area: Area, x: Tensor) -> str | None:
+    """Return why a root of one's own leaves only the reference, if it does."""
+    root = operation.own
+    if root is None:
+        return None
+    if not root.is_explicit:
+        return f"autograd differentiates the root {root.name!r}, which has no backward"
+    if torch.compiler.is_compiling() or is_watched(x):
+        return f"operators do not know the root {root.name!r}, which is not isonorm's"
+    applied = area if operation.is_matrix else area.featurewise()
+    if any([applied.problem_shape(b, 1, 1)[1] == 1 for b in applied.partition(x.shape[1])]):
+        return f"the explicit path divides one channel by its deviation, without {root.name!r}"
     return None
 
 

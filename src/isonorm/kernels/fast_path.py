@@ -83,8 +83,16 @@ def prepare_map(
     from .gpu.fast_path import Map
     from .gpu.passes import Kinds
 
-    kinds = Kinds(*(None if t is None else t.dtype for t in (weight, bias, residual)))
-    return Map(x, plan, kinds)
+    return Map(x, plan, Kinds(*_dtypes(weight, bias, residual)))
+
+
+def _dtypes(
+    weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> tuple[torch.dtype | None, torch.dtype | None, torch.dtype | None]:
+    weight_dtype, bias_dtype, residual_dtype = (
+        None if t is None else t.dtype for t in (weight, bias, residual)
+    )
+    return weight_dtype, bias_dtype, residual_dtype
 
 
 def prepare(
@@ -99,11 +107,7 @@ def prepare(
     from .gpu.fast_path import Prepared
     from .gpu.passes import Kinds
 
-    weight_dtype, bias_dtype, residual_dtype = (
-        None if t is None else t.dtype for t in (weight, bias, residual)
-    )
-    kinds = Kinds(weight_dtype, bias_dtype, residual_dtype)
-    return Prepared(x, plan, kinds, averaged)
+    return Prepared(x, plan, Kinds(*_dtypes(weight, bias, residual)), averaged)
 
 
 def run(

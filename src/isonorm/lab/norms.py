@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any
@@ -15,7 +14,6 @@ from isonorm import registry
 
 PLAIN = "plain"
 ALIASES = {"none": PLAIN, **registry.ALIASES}
-_WORDS = {"None": None, "True": True, "False": False}
 
 #: Makes the normalization of a layer from its width.
 NormFactory = Callable[[int], nn.Module]
@@ -85,7 +83,7 @@ def _parse(spec: str, others: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"there is no normalization called {given!r}: {hint}")
     if assignments and (name == PLAIN or name in others):
         raise ValueError(f"{name} is not a norm between layers and takes no options; got {spec!r}.")
-    options = dict(_parse_option(assignment, spec) for assignment in assignments)
+    options = registry.read_options(assignments, spec)
     for key in options:
         _check_option(name, key)
     return name, options
@@ -101,29 +99,6 @@ def _check_option(name: str, key: str) -> None:
         near = get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {_enumerate(known)}."
         raise ValueError(f"{name} has no option {key!r}: {hint}")
-
-
-def _parse_option(assignment: str, spec: str) -> tuple[str, Any]:
-    key, equals, text = (part.strip() for part in assignment.partition("="))
-    if not (key.isidentifier() and equals and text):
-        raise ValueError(
-            f"options are written name:option=value, as in dbn:group_size=32; got {spec!r}."
-        )
-    return key, _value(text)
-
-
-def _value(text: str) -> int | float | bool | str | None:
-    """Return the number or the word that an option's text means.
-
-    >>> [_value(text) for text in ("32", "1e-3", "None", "polar")]
-    [32, 0.001, None, 'polar']
-    """
-    if text in _WORDS:
-        return _WORDS[text]
-    for number in (int, float):
-        with suppress(ValueError):
-            return number(text)
-    return text
 
 
 def _enumerate(names: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from ..area import Area, Block, batch
 from ..layers import Normalize
-from ..recovery import Affine, Coloring
+from ..recovery import Affine, Coloring, is_own
 from ..statistics import join_matrices
 from .maps import wide
 from .report import is_same
@@ -153,7 +153,8 @@ def take_statistics(layer: Normalize, mean: Tensor, cov: Tensor) -> None:
 def _continued(old: Normalize, new: Normalize, mean: Tensor, cov: Tensor) -> Start:
     channels = old.num_features
     a = wide(old.inference_map()[0])
-    w = wide(new.map_for_eval(Affine(None, None))[0])
+    kept = new.recovery if is_own(new.recovery) else Affine(None, None)
+    w = wide(new.map_for_eval(kept)[0])
     color = new.recovery.color if isinstance(new.recovery, Coloring) else a
     common = _common_area(channels, a, w, cov, color)
     before, after = [], []

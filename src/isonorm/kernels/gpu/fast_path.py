@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -172,7 +172,7 @@ class Prepared:
             return t
         return torch.empty_strided(t.shape, self.stride, dtype=t.dtype, device=t.device).copy_(t)
 
-    def _way(self, ready: bool, *given: Tensor | None):
+    def _way(self, ready: bool, *given: Tensor | None) -> tuple[Any, Any, Any]:
         """Return how to launch a chain, how to name a tensor, and how to name the parts of a packed
         one: by addresses where all kernels are compiled and everything given is aligned, else by
         tensors.

@@ -159,8 +159,8 @@ class Chain:
     def _settle(self) -> None:
         found = [launcher.settled for launcher, _ in self.steps]
         self.ready = None not in found
-        kernels = [None if settled is None else settled.kernel for settled in found]
-        if None in kernels:
+        kernels = [s.kernel for s in found if s is not None and s.kernel is not None]
+        if len(kernels) < len(found):
             return
         slots = [(ctypes.c_uint8 * len(own))(*own) for _, own in self.steps]
         steps = (_Step * len(kernels))(

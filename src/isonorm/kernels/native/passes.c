@@ -240,8 +240,10 @@ static void chunk_apply(
 
     for (index_t i = 0; i < d; i++) {
         const REAL *row = (dy ? slope : a) + i * d;
-        moved[i] = shift[i];
-        for (index_t j = 0; j < d; j++) moved[i] -= row[j] * rest[j];
+        REAL shared = 0;
+#pragma omp simd reduction(+ : shared)
+        for (index_t j = 0; j < d; j++) shared += row[j] * rest[j];
+        moved[i] = shift[i] - shared;
     }
     if (dy) {
         lay_matrix(a, 1, d, d, s, depth, matrix);
