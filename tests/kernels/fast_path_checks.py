@@ -215,6 +215,60 @@ def check_negated(device=DEVICE) -> None:
             torch.testing.assert_close(g, w)
 
 
+def check_odd_parameters() -> None:
+    """Parameters and statistics that are negated, subclassed or differentiated, after steps with
+    plain ones: what the reference makes of them.
+    """
+
+    class Wrapped(torch.Tensor):
+        pass
+
+    layer = isonorm.IterNorm(8, group_size=4, device=DEVICE)
+    x, *_ = make((6, 8, 5, 3), torch.float32)
+
+    def call(name: str, value, training: bool) -> list[torch.Tensor]:
+        other = copy.deepcopy(layer)
+        with torch.no_grad():
+            other(x)
+            other.train(training)(x)
+            y = torch.func.functional_call(other, {name: value}, x)
+        return [y, *([value] if training and name.startswith("running") else [])]
+
+    cov = torch.eye(4, device=DEVICE).repeat(2, 1, 1) * 3
+    values = {"weight": torch.rand(8), "bias": torch.rand(8), "running_mean": torch.rand(8)}
+    for name, value in {**values, "running_cov": cov}.items():
+        for training in (True, False):
+            given = value.to(DEVICE)
+            with isonorm.backend("reference"):
+                want = call(name, given.clone(), training)
+            for odd in (torch._neg_view(-given), given.clone().as_subclass(Wrapped)):
+                for g, w in zip(call(name, odd, training), want, strict=True):
+                    assert torch.allclose(g, w, rtol=1e-3, atol=1e-4)
+    layer.eval().requires_grad_(False)
+    dy, slopes = torch.randn_like(x), []
+    for name in ("auto", "reference"):
+        leaf = values["running_mean"].to(DEVICE).requires_grad_()
+        with isonorm.backend(name):
+            y = torch.func.functional_call(layer, {"running_mean": leaf}, x)
+        slopes += torch.autograd.grad(y, leaf, dy)
+    torch.testing.assert_close(*slopes, rtol=1e-3, atol=1e-3)
+
+
+def check_residuals() -> None:
+    """Residuals of other dtypes are refused in training and in eval alike, before anything runs."""
+    layer = isonorm.IterNorm(8, group_size=4, device=DEVICE)
+    x, *_ = make((6, 8, 5, 3), torch.float32)
+    layer(x, residual=x)
+    for training in (True, False):
+        layer.train(training)
+        before = copy.deepcopy(layer.state_dict())
+        for dtype in (torch.bool, torch.int32, torch.complex64):
+            with torch.no_grad(), pytest.raises(TypeError, match="residual must be floating-point"):
+                layer(x, residual=x.to(dtype))
+        for name, value in layer.state_dict().items():
+            assert torch.equal(value, before[name]), name
+
+
 def check_transforms() -> None:
     """Higher derivatives, checkpointing and torch.func see the same function."""
     layer = isonorm.IterNorm(4, group_size=2, momentum=1.0, device=DEVICE)

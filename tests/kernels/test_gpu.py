@@ -41,7 +41,9 @@ from tests.kernels.fast_path_checks import (
     check_eval,
     check_fast_path,
     check_negated,
+    check_odd_parameters,
     check_operators,
+    check_residuals,
     check_saved_tensors,
     check_transforms,
     check_what_changes,
@@ -130,6 +132,8 @@ def test_the_fast_path_is_the_general_path(number, dtype, layout) -> None:
 def test_the_fast_path_sees_what_changes() -> None:
     check_what_changes()
     check_what_is_replaced()
+    check_odd_parameters()
+    check_residuals()
 
 
 @pytest.mark.gpu

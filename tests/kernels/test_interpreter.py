@@ -125,6 +125,8 @@ for number in range(len(LAYERS)):
 check_what_changes()
 check_what_is_replaced()
 check_saved_tensors()
+check_odd_parameters()
+check_residuals()
 
 from hypothesis import settings
 from tests.fuzz.test_operations import test_operations

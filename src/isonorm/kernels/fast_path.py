@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..checks import DTYPES
 from . import choice
 from .autograd import as_stored, differentiable_backward, fake_gradients, is_batched
 from .explicit import extra_to_save, is_dense
@@ -64,12 +65,24 @@ def can_walk(x: Tensor, *given: Tensor | None, residual: Tensor | None = None) -
     """
     if x.numel() == 0 or not is_dense(x):
         return False
-    if any(t is not None and (t.device != x.device or not t.is_contiguous()) for t in given):
+    if not are_stored(x, *given):
         return False
     if residual is None:
         return True
     like = residual.shape == x.shape and residual.stride() == x.stride()
-    return like and residual.device == x.device
+    return like and residual.device == x.device and residual.dtype in DTYPES
+
+
+def are_stored(x: Tensor, *given: Tensor | None) -> bool:
+    """Return whether small tensors lie on an input's device just as their addresses say: without
+    gaps, and neither wrapped, watched nor negated. A compiler's operators are given no such ones.
+    """
+    there = [t for t in given if t is not None]
+    if any(t.device != x.device or not t.is_contiguous() for t in there):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return not any(t.is_neg() or choice.is_watched(t) for t in there)
 
 
 def prepare_map(

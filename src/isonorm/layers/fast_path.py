@@ -74,7 +74,7 @@ def evaluate(norm: Normalize, x: Tensor, residual: Tensor | None) -> Tensor | No
         return None
     parameters, mean = norm._parameters, norm._buffers["running_mean"]
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    given = (x, weight, bias, residual)
+    given = (x, weight, bias, residual, mean)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         return None
     w = norm.transform_for_eval()
@@ -113,7 +113,7 @@ def _prepare_map(
         return None
     if w.shape != norm._matrix_shape or mean is None or mean.shape != (norm._num_means,):
         return None
-    if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (w, mean)):
+    if w.dtype != torch.float32 or mean.dtype != torch.float32:
         return None
     check_options(norm.eps, norm.act)
     check_recovery(norm.recovery, norm.area, x)
@@ -131,7 +131,10 @@ def _kind(tensor: Tensor | None) -> tuple:
     if tensor is None:
         return (None,)
     # numel and strides identify the shape of a dense tensor, and are cheaper to read.
-    return tensor.numel(), tensor.stride(), tensor.dtype, tensor.get_device()
+    return (
+        type(tensor), tensor.numel(), tensor.stride(), tensor.dtype, tensor.get_device(),
+        tensor.is_neg(),
+    )  # fmt: skip
 
 
 def _averages(norm: Normalize) -> Averages:
@@ -209,7 +212,7 @@ def _averaging(norm: Normalize, x: Tensor, averages: Averages) -> Averaging | No
         return None
     if matrix.shape != (norm._num_problems, norm._size, norm._size):
         return None
-    if not floats or any(t.device != x.device or not t.is_contiguous() for t in averages):
+    if not floats or not fast_path.are_stored(x, *averages):
         return None
     count = x.numel() // x.shape[1]
     centered = norm.operation.centers and norm.operation.is_quadratic
