@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 
 import pytest
 import torch
@@ -74,3 +76,47 @@ def test_each_kernel_gets_its_tensors_and_then_its_numbers(steps) -> None:
 def test_what_follows_a_failure_is_not_launched(steps) -> None:
     launched, seen = run(steps, failing=8)
     assert launched == 1 and [called for called, *_ in seen] == [7, 8]
+
+
+class Compiled:
+    """Stands in for a ``Launcher`` whose kernel Triton has compiled."""
+
+    def __init__(self, function: int) -> None:
+        self._function = function
+        self.settle()
+
+    def launch(self, *tensors: torch.Tensor) -> None:
+        pass
+
+    def settle(self) -> None:
+        of, memory = kernel(self._function, 1, [40, 41])
+        self.settled = launch.Settled(lambda *_: None, of, (memory,))
+
+
+def test_c_reads_memory_that_lives_however_often_kernels_are_settled(steps, monkeypatch) -> None:
+    """Threads may be the first to launch the same kernels, at once: each settles them, and the
+    later one's memory takes the place of what the earlier one still reads.
+    """
+    seen: list = []
+
+    def driver(how, called, parameters, extra) -> int:
+        seen.append((called, [parameters[i][0] for i in range(3)]))
+        return 0
+
+    callback = DRIVER(driver)
+    monkeypatch.setattr(launch, "_driver_launch", lambda: callback)
+    compiled = [Compiled(7), Compiled(8)]
+    chain = launch.Chain((compiled[0], (0,)), (compiled[1], (1,)))
+    unaligned = [torch.zeros(2)[1:], torch.zeros(2)[1:]]
+    chain(unaligned)
+    assert chain.ready
+    memory = [weakref.ref(launcher.settled.owned[0]) for launcher in compiled]
+    begun = chain._by_c  # as another thread holds it, which C keeps busy
+    for launcher in compiled:
+        launcher.settle()
+    chain(unaligned)
+    gc.collect()
+    assert all(numbers() is not None for numbers in memory)
+    assert chain._by_c is begun, "what is settled stays settled"
+    assert begun(5, (ctypes.c_uint64 * 2)(100, 101)) == 2
+    assert seen == [(7, [100, 40, 41]), (8, [101, 40, 41])]

@@ -122,14 +122,13 @@ class Settled(NamedTuple):
 class Chain:
     """Launchers that follow each other, each with the slots of its tensors among those given."""
 
-    __slots__ = ("_by_c", "_owned", "ready", "steps")
+    __slots__ = ("_by_c", "ready", "steps")
 
     def __init__(self, *steps: tuple[Launcher, tuple[int, ...]]) -> None:
         self.steps = steps
         #: Whether all kernels are compiled, so that ``launch`` can take addresses.
         self.ready = False
         self._by_c: Callable[[int, Any], int] | None = None
-        self._owned: tuple = ()
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launch with tensors."""
@@ -143,7 +142,8 @@ class Chain:
                 return
         for launcher, slots in self.steps:
             launcher.launch(*[tensors[slot] for slot in slots])
-        self._settle()
+        if not self.ready:
+            self._settle()
 
     def launch(self, stream: int, addresses: Sequence[int]) -> None:
         """Launch with the addresses of tensors, all divisible by ALIGNMENT."""
@@ -158,32 +158,33 @@ class Chain:
 
     def _settle(self) -> None:
         found = [launcher.settled for launcher, _ in self.steps]
-        self.ready = None not in found
-        kernels = [s.kernel for s in found if s is not None and s.kernel is not None]
-        if len(kernels) < len(found):
+        if None in found:
             return
-        slots = [(ctypes.c_uint8 * len(own))(*own) for _, own in self.steps]
-        steps = (_Step * len(kernels))(
-            *(
-                _Step(ctypes.addressof(kernel), ctypes.addressof(own))
-                for kernel, own in zip(kernels, slots, strict=True)
+        kernels = [s.kernel for s in found if s is not None and s.kernel is not None]
+        if len(kernels) == len(found):
+            slots = [(ctypes.c_uint8 * len(own))(*own) for _, own in self.steps]
+            steps = (_Step * len(kernels))(
+                *(
+                    _Step(ctypes.addressof(kernel), ctypes.addressof(own))
+                    for kernel, own in zip(kernels, slots, strict=True)
+                )
             )
-        )
-        self._owned = (steps, slots, kernels)
-        self._by_c = _in_c(steps, len(kernels))
+            self._by_c = _in_c(steps, (found, slots))
+        self.ready = True
 
 
-def _in_c(steps: Any, count: int) -> Callable[[int, Any], int] | None:
+def _in_c(steps: Any, owned: tuple) -> Callable[[int, Any], int] | None:
     """Return how C launches steps: (stream, addresses) → how many it has launched; None where there
-    is no library.
+    is no library. It owns all memory that it refers to: other threads may settle the same kernels
+    anew while C reads it.
     """
     driver, launch = library.load(torch.float32), _driver_launch()
     if isinstance(driver, str) or launch is None:
         return None
-    function, first = driver.launch_kernels, ctypes.addressof(steps)
+    function, first, count = driver.launch_kernels, ctypes.addressof(steps), len(steps)
     at = ctypes.cast(launch, ctypes.c_void_p).value
 
-    def launch_kernels(stream: int, addresses: Any) -> int:
+    def launch_kernels(stream: int, addresses: Any, owned: tuple = (steps, owned)) -> int:
         return function(at, first, count, stream, addresses)
 
     return launch_kernels
