@@ -9,7 +9,7 @@
 
 Where features are channels γ (or a coloring Γ) is part of A. Elsewhere (layer, group, batch_group,
 position) it varies along the samples: steps 4 and 6 then see γ·dy for dy, and step 4 sums dy and
-dy·x̂ per channel besides. Across ranks, the sums of steps 1 and 4 are added, in one collective each.
+dy·x̂ per channel besides. Across ranks, the sums of steps 1 and 4 are added, in one sum each.
 
 The steps themselves are ``plain``, ``native`` or ``gpu``: this module only walks through them.
 Tensors that belong to problems travel packed: as they are for one block, the usual case; flat, one

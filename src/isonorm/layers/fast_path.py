@@ -1,4 +1,4 @@
-"""The path that a layer's training step takes when nothing about it is unusual.
+"""The path that a layer's step, in training and in eval, takes when nothing about it is unusual.
 
 A layer asks the same things of every step: whether its input fits, which implementation runs, what
 is averaged how. The answers are remembered by whatever they depend on, so that the second step goes

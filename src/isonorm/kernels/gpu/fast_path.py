@@ -1,4 +1,4 @@
-"""A training step of the ordinary layer with the least work on the host.
+"""A step of the ordinary layer, in training and in eval, with the least work on the host.
 
 A small layer's kernels take less time than Python needs for tensors, views and checks. Here the
 same kernels as in ``steps`` run for one block of channels that has statistics of its own over the

@@ -93,8 +93,8 @@ static void chunk_moments(
 }
 
 /* Row ``i`` of a problem's covariance, on and right of the diagonal, and its mirror image; and the
-   mean, with the rest that its rounding leaves out. Chunks merge (Chan) in float64, relative to the first pivot: means far from zero would be
-   rounded before they are compared. */
+   mean, with the rest that its rounding leaves out. Chunks merge (Chan) in float64, relative to the
+   first pivot: means far from zero would be rounded before they are compared. */
 static void merge_row(
     const struct view *v, const struct shape *s, const REAL *parts, index_t i, REAL *mean,
     REAL *rest, REAL *cov)
