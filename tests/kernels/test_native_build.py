@@ -148,6 +148,16 @@ print(folder.is_dir(), folder)
     assert kept == "True" and not Path(folder).exists()
 
 
+def show_own_folder() -> None:
+    print(build._own_folder())
+
+
+def test_a_process_of_multiprocessing_leaves_no_folder():
+    """It ends without what ``atexit`` would run."""
+    ended = call(show_own_folder)
+    assert ended.code == 0 and not Path(ended.output.strip()).exists(), ended
+
+
 @pytest.fixture
 def impatient(monkeypatch) -> None:
     """What compiles is not waited for; what tells a compiler's name is, as long as it takes."""

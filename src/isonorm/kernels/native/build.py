@@ -8,7 +8,6 @@ there complete, and tried in another process, or not at all.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import platform
@@ -22,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,12 +227,8 @@ def _own_folder() -> Path:
 @cache
 def _folder_of(owner: int) -> Path:
     folder = tempfile.mkdtemp(prefix="isonorm-")
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not a process that was forked
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
+    # atexit is not run in processes of multiprocessing; nor is this in one that was forked later
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-1)
     return Path(folder)
 
 
