@@ -215,6 +215,8 @@ def normalize(
         w = rounding.matrices(transform(cov, operation, eps, unit))
         y = y.index_put((table.reshape(-1),), (rounding.relative(w) @ mapped).reshape(-1))
         size = c.detach().abs().mean(-1, keepdim=True)
+        if not operation.is_quadratic:  # the mean is one sum of m numbers
+            size = size + mean.detach().abs() / 8
         means.append((mean + size * rounding.noise(mean)).squeeze(-1))
         covs.append(cov)
     return Dense(y.view(x.shape), means, covs)
