@@ -104,6 +104,10 @@ class _Running:
         self.over(patience=10)
         self.kill()
 
+    def interrupt(self) -> None:
+        """Send Ctrl-C, as a terminal does: to the process and those of its group."""
+        os.killpg(self._pid, signal.SIGINT)
+
     def kill(self) -> None:
         """End the process with all that it started and that still runs."""
         self._signal(signal.SIGKILL)

@@ -382,7 +382,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse()
     os.environ["OMP_NUM_THREADS"] = "1"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a script's background ignores Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     names = list(find_fuzzers(options.folder))
     for name in options.only or ():
         if name not in names:

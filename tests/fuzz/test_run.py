@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import Command, Ended
 
 RUN = Path(__file__).with_name("run.py")
 PLANTED = '''
@@ -39,11 +38,14 @@ def test_hang(number):
     while number > 900_000:
         pass
 
+tried = 0
+
 @given(st.integers(), st.integers())
 def test_sound(a, b):
-    if not hasattr(sys, "has_begun"):
-        sys.has_begun = True
-        print("begun", file=sys.stderr, flush=True)
+    global tried
+    tried += 1
+    if tried in (1, 200):
+        print(f"tried {tried}", file=sys.stderr, flush=True)
     assert a + b == b + a
 '''
 
@@ -57,17 +59,21 @@ def folder(tmp_path):
     return path
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(RUN), "--folder", str(folder), *options]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+def start(folder: Path, *options: str) -> Command:
+    return Command([sys.executable, str(RUN), "--folder", str(folder), *options])
 
 
-def run(folder: Path, *options: str) -> tuple[int, str, str]:
+def run(folder: Path, *options: str) -> Ended:
     with start(folder, *options) as process:
-        output, errors = process.communicate(timeout=200)
-    return process.returncode, output, errors
+        return process.end()
+
+
+def run_until(folder: Path, words: list[str], *options: str) -> Ended:
+    """Interrupt a long run when it has said all of these."""
+    with start(folder, *options, "--minutes", "1000", "--jobs", "1") as process:
+        process.until(lambda: all(word in process.account() for word in words))
+        process.interrupt()
+        return process.end()
 
 
 def again(output: str, name: str) -> list[str]:
@@ -94,7 +100,8 @@ def row(output: str, name: str) -> list[int]:
 @pytest.mark.slow
 def test_a_bug_is_found_shrunk_and_found_again_while_the_others_go_on(folder):
     only = ("--only", "bug", "--only", "drawn", "--only", "sound")
-    status, output, errors = run(folder, *only, "--minutes", "0.05", "--jobs", "1")
+    said = ["Again by: make fuzz ARGS=\"--only bug", "--only drawn", "tried 200"]
+    status, output, errors = run_until(folder, said, *only)
     assert status == 1, errors
     assert "number=1234,\n" in output
     assert "UserWarning: a planted warning" in output and "Draw 1: True" in output
@@ -108,7 +115,7 @@ def test_a_bug_is_found_shrunk_and_found_again_while_the_others_go_on(folder):
 @pytest.mark.slow
 def test_processes_that_die_or_hang_are_findings(folder):
     only = ("--only", "abort", "--only", "hang")
-    status, output, errors = run(folder, *only, "--minutes", "0.5", "--patience", "5")
+    status, output, errors = run(folder, *only, "--minutes", "1000", "--jobs", "2", "--patience", "5")
     assert status == 1, errors
     assert "The process ended with SIGABRT in example" in output
     assert "Nothing happened for 5 seconds in example" in output
@@ -123,12 +130,8 @@ def test_processes_that_die_or_hang_are_findings(folder):
 
 @pytest.mark.slow
 def test_an_interrupt_prints_what_was_done(folder):
-    with start(folder, "--only", "sound", "--minutes", "10", "--jobs", "1") as process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "begun\n"
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        output, errors = process.communicate(timeout=100)
-    assert process.returncode == 130 and errors == ""
+    status, output, errors = run_until(folder, ["tried 1\n"], "--only", "sound")
+    assert status == 130 and errors == "tried 1\n"
     assert row(output, "sound")[0] > 0
 
 
