@@ -100,7 +100,7 @@ def row(output: str, name: str) -> list[int]:
 @pytest.mark.slow
 def test_a_bug_is_found_shrunk_and_found_again_while_the_others_go_on(folder):
     only = ("--only", "bug", "--only", "drawn", "--only", "sound")
-    said = ["Again by: make fuzz ARGS=\"--only bug", "--only drawn", "tried 200"]
+    said = ['Again by: make fuzz ARGS="--only bug', "--only drawn", "tried 200"]
     status, output, errors = run_until(folder, said, *only)
     assert status == 1, errors
     assert "number=1234,\n" in output
@@ -114,8 +114,8 @@ def test_a_bug_is_found_shrunk_and_found_again_while_the_others_go_on(folder):
 
 @pytest.mark.slow
 def test_processes_that_die_or_hang_are_findings(folder):
-    only = ("--only", "abort", "--only", "hang")
-    status, output, errors = run(folder, *only, "--minutes", "1000", "--jobs", "2", "--patience", "5")
+    only = ("--only", "abort", "--only", "hang", "--jobs", "2")
+    status, output, errors = run(folder, *only, "--minutes", "1000", "--patience", "5")
     assert status == 1, errors
     assert "The process ended with SIGABRT in example" in output
     assert "Nothing happened for 5 seconds in example" in output
