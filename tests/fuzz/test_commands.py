@@ -69,12 +69,14 @@ class Ending(io.RawIOBase):
 
     def __init__(self, room: int | None, failure: int) -> None:
         self.taken, self.room, self.failure = b"", room, failure
+        self.refused = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
         if self.room is not None and len(self.taken) + len(data) > self.room:
+            self.refused = True
             raise OSError(self.failure, os.strerror(self.failure))
         self.taken += bytes(data)
         return len(data)
@@ -130,6 +132,7 @@ def said(
         with pytest.raises(SystemExit) as ended:
             app(words)
     output, errors = (raw.taken.decode(encoding) for raw in raws)
+    assert ended.value.code or not raws[0].refused, "lost words end with a status of their own"
     for raw, stream in zip(raws, streams, strict=True):
         raw.room = None
         stream.close()
