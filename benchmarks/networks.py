@@ -231,12 +231,15 @@ def main() -> None:
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (args.batch,), device="cuda")
     record = origin("benchmarks.networks", sys.argv[1:], gpu="cuda") | {"source": digest}
+    wanted = {(mode, name) for mode in args.modes for name in NETWORKS}
     for mode in args.modes:
         for name in args.networks.split(","):
-            row = run(name, mode, images, labels, args)
+            row = run(name, mode, images, labels, args) | {"command": record["command"]}
             rows = [other for other in rows if key(other) != key(row)] + [row]
             print_row(row)
-            write(record | {"rows": rows, "summary": summary(rows)}, args.out)
+            found = {(r["mode"], r["network"]) for r in rows if key(r)[2:] == key(row)[2:]}
+            content = {"rows": rows, "summary": summary(rows), "complete": wanted <= found}
+            write(record | content, args.out)
             torch.compiler.reset()
             torch.cuda.empty_cache()
     print("\n".join(summary(rows)))

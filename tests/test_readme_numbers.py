@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from math import ceil, prod
 from pathlib import Path
 from statistics import geometric_mean
@@ -101,6 +102,18 @@ def test_resnet50():
     launches = [host[mode] for mode in modes]
     assert f"Compiled, a step takes {min(steps):.0f} to {max(steps):.0f} ms" in README
     assert f"The host takes {min(launches):.0f} to {max(launches):.0f} ms to launch" in README
+
+
+def test_networks():
+    words = {7: "seven", 9: "nine", 11: "all eleven"}
+    rows = record("networks.json")["rows"]
+    readme = README.replace("\n", " ")
+    for size in (224, 128):
+        ratios = {r["network"]: r["ratios"]["iternorm"] for r in rows if r["size"] == size}
+        mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+        slowest = min(ratios, key=ratios.__getitem__)
+        assert f"{words[len(ratios)]} networks train at {mean:.2f} ×" in readme
+        assert f"the slowest ({slowest}) at {ratios[slowest]:.2f} ×" in readme
 
 
 def test_times_beside_the_plain_algorithm_on_a_gpu():

@@ -26,6 +26,7 @@ _TITLES = {
     "mnist-large-batch": "Large batches of MNIST with LARS, LAMB and LANS",
     "mnist-normalizations": "Normalizations of activations and of weights on MNIST",
     "monitor": "What watching a network costs",
+    "networks": "Training whole networks on a GPU, every BatchNorm converted",
     "resnet50": "Training ResNet-50 on a GPU",
     "warmstart": "A BatchNorm network converted: accuracy before and after fine-tuning",
 }
