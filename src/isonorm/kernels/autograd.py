@@ -41,9 +41,8 @@ def run(
             x = x.clone()  # once, rather than in forward and in backward
         watched = watched or is_watched(x)
     if watched:
-        y, *kept = _forward_op(x, weight, bias, color, residual, plan.encode())
-        saved = Saved(*kept)
-        return y, saved if plan.keeps_rest else saved._replace(rest=None)
+        y, *kept, rest = _forward_op(x, weight, bias, color, residual, plan.encode())
+        return y, Saved(*kept, rest if plan.keeps_rest else None)
     undifferentiated: list[Tensor] = []
     y, mean, cov = _Explicit.apply(x, weight, bias, color, residual, plan, undifferentiated)
     count, w, memo, rest = undifferentiated

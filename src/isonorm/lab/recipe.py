@@ -195,7 +195,7 @@ class Reproduction(Generic[PartT]):
         )
         if not kept:
             raise ValueError(
-                f"no configuration of {self.name} matches {' or '.join(map(repr, patterns))}: "
+                f"no configuration of {self.name} matches {' or '.join(map(repr, patterns)):.200}: "
                 f"there are {self._names}."
             )
         gone = {c.name for c in self.configurations} - {c.name for c in kept}

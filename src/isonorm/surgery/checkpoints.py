@@ -283,6 +283,11 @@ def _check_values(expected: Mapping[str, Any], state: Mapping[str, Any]) -> None
             raise ValueError(
                 f"{key!r} is {found} in the checkpoint and {needed} in the model: convert it first."
             )
+        if value.is_complex() and not (isinstance(like, Tensor) and like.is_complex()):
+            raise ValueError(
+                f"{key!r} is of {value.dtype} in the checkpoint, and the model's numbers are real: "
+                "convert it first."
+            )
 
 
 def _layout(value: Any) -> str:

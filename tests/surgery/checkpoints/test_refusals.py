@@ -112,7 +112,7 @@ def negative_definite(groups: int, d: int) -> torch.Tensor:
         ("1.running_cov", lambda: torch.full((3, 3, 3), math.inf), "running_cov holds NaN or inf"),
         ("1.running_cov", lambda: negative_definite(3, 3), "running_cov has the eigenvalue -1"),
         ("1.running_cov", lambda: torch.ones(3, 3, 3).triu(), "running_cov is not symmetric"),
-        ("1.running_cov", lambda: torch.eye(3).repeat(3, 1, 1) + 0j, "running_cov is of torch.co"),
+        ("1.running_cov", lambda: torch.eye(3).repeat(3, 1, 1) + 0j, "running_cov' is of torch.co"),
         ("1.num_batches_tracked", lambda: torch.tensor(-1), "num_batches_tracked is -1"),
     ],
 )  # fmt: skip
@@ -174,6 +174,17 @@ def test_statistics_of_data_load_whatever_they_were_rounded_to(dtype):
     isonorm.load_checkpoint(
         nn.Sequential(isonorm.IterNorm(48), isonorm.DBN(48, group_size=7)), state
     )
+
+
+@pytest.mark.parametrize("key", ["weight", "bias", "running_var", "num_batches_tracked"])
+def test_complex_numbers_are_refused_in_every_format(key):
+    """Imaginary parts of γ and β were left out, with a warning of torch at most."""
+    model, state = nn.Sequential(isonorm.IterNorm(C)), nn.Sequential(nn.BatchNorm1d(C)).state_dict()
+    before = copy.deepcopy(model.state_dict())
+    state[f"0.{key}"] = state[f"0.{key}"] * (1 + 1j)
+    with pytest.raises(ValueError, match=f"^'0.{key}' is of torch.complex64 in the checkpoint"):
+        isonorm.load_checkpoint(model, state)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
 @pytest.mark.parametrize("strict", [True, False])

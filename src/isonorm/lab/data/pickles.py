@@ -188,6 +188,8 @@ class _Reader:
         function, arguments = self.last(2)
         if function not in self.names.values():
             raise pickle.UnpicklingError("it calls what is no function")
+        if not isinstance(arguments, tuple):
+            raise pickle.UnpicklingError("it calls a function without a tuple of arguments")
         self.stack.append(function(*arguments))
 
     def op_build(self, _: Any) -> None:

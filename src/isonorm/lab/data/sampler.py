@@ -125,8 +125,8 @@ class Sampler:
         for name in ("num_images", "batch_size"):
             if state[name] != getattr(self, name):
                 raise ValueError(
-                    f"the saved order has {name}={state[name]}, this one {getattr(self, name)}: "
-                    "resume with the same data and batch size."
+                    f"the saved order has {name}={state[name]!r:.40}, this one "
+                    f"{getattr(self, name)}: resume with the same data and batch size."
                 )
         epoch, position = state["epoch"], state["position"]
         if type(epoch) is not int or epoch < 0:
