@@ -48,18 +48,18 @@ class Block(NamedTuple):
     size: int
     missing: int = 0
 
-    @property
-    def num_channels(self) -> int:  # count is a method of tuples, which some compilers would take
-        """Channels of all groups together."""
+    # No property, and no count: the compiler of torch 2.8 takes neither from a tuple.
+    def num_channels(self) -> int:
+        """Return the number of channels of all groups together."""
         return self.groups * self.size - self.missing
 
     @property
     def channels(self) -> slice:
-        return slice(self.start, self.start + self.num_channels)
+        return slice(self.start, self.start + self.num_channels())
 
     def view(self, x: Tensor) -> Tensor:
         """The (N, K, c, S) view of this block of an (N, C, S) tensor."""
-        part = x if self.num_channels == x.shape[1] else x[:, self.channels]
+        part = x if self.num_channels() == x.shape[1] else x[:, self.channels]
         return part.view(part.shape[0], self.groups, self.size, part.shape[2])
 
     def per_channel(self, vector: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Block(NamedTuple):
 
     def part(self, vector: Tensor) -> Tensor:
         """This block's part of a (C,) vector."""
-        return vector if self.num_channels == vector.shape[0] else vector[self.channels]
+        return vector if self.num_channels() == vector.shape[0] else vector[self.channels]
 
 
 class Place(NamedTuple):

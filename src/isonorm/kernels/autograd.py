@@ -41,8 +41,9 @@ def run(
             x = x.clone()  # once, rather than in forward and in backward
         watched = watched or is_watched(x)
     if watched:
-        y, *kept, rest = _forward_op(x, weight, bias, color, residual, plan.encode())
-        return y, Saved(*kept, rest if plan.keeps_rest else None)
+        found = _forward_op(x, weight, bias, color, residual, plan.encode())
+        y, count, mean, cov, w, memo, rest = found
+        return y, Saved(count, mean, cov, w, memo, rest if plan.keeps_rest else None)
     undifferentiated: list[Tensor] = []
     y, mean, cov = _Explicit.apply(x, weight, bias, color, residual, plan, undifferentiated)
     count, w, memo, rest = undifferentiated

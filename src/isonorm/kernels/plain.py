@@ -246,8 +246,8 @@ def parameter_gradients(
     if isinstance(recovery, Coloring):
         dgain = (s.outer @ p.w.mT).view(-1, groups, size, size)
     else:
-        dgain = (p.w * s.outer).sum(-1).view(-1, groups * size)[:, : p.block.num_channels]
-    dbias = s.f.reshape(-1, groups * size)[:, : p.block.num_channels]
+        dgain = (p.w * s.outer).sum(-1).view(-1, groups * size)[:, : p.block.num_channels()]
+    dbias = s.f.reshape(-1, groups * size)[:, : p.block.num_channels()]
     if plan.area.spans_batch:  # every group is one problem
         return dgain[0], dbias[0]
     return dgain.sum(0), dbias.sum(0)

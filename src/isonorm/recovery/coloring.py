@@ -40,7 +40,7 @@ class Coloring(NamedTuple):
         color = self.color[first : first + block.groups, : block.size, : block.size]
         if not block.missing:
             return color
-        there = torch.arange(block.groups * block.size, device=color.device) < block.num_channels
+        there = torch.arange(block.groups * block.size, device=color.device) < block.num_channels()
         there = there.view(block.groups, block.size)
         return torch.where(there.unsqueeze(-1) & there.unsqueeze(-2), color, 0)
 

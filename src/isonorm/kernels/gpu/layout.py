@@ -109,7 +109,7 @@ def walk(shape: tuple[int, ...], stride: tuple[int, ...], block: Block, plan: Pl
     """
     n, _, s = shape
     sn, sc, ss = stride
-    channels = block.num_channels
+    channels = block.num_channels()
     if plan.area.features == "groups" and "d" in plan.area.roles:
         (outer, so), (inner, si) = sorted([(block.size, sc), (s, ss)], key=lambda axis: -axis[1])
         return Walk(n, block.groups, outer, inner, sn, block.size * sc, so, si)

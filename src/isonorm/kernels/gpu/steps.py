@@ -57,7 +57,7 @@ def prepare(
         *(None if t is None else t.dtype for t in (weight, bias, extra)), through=g is not None
     )
     run = find_pass(x, block, plan, kinds)
-    if block.num_channels != x.shape[1]:
+    if block.num_channels() != x.shape[1]:
         weight, bias = (None if t is None else t[block.channels] for t in (weight, bias))
         extra, g = (None if t is None else _part(t, block) for t in (extra, g))
         x = _part(x, block)
@@ -66,7 +66,7 @@ def prepare(
 
 def _part(t: Tensor, block: Block) -> Tensor:
     """A block's channels of an (N, C, S) tensor; itself where the block is all of them."""
-    return t if block.num_channels == t.shape[1] else t[:, block.channels]
+    return t if block.num_channels() == t.shape[1] else t[:, block.channels]
 
 
 def _sums_about_pivot(work: Work) -> tuple[Tensor, Tensor]:
