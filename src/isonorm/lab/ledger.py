@@ -171,7 +171,7 @@ def showing(path: Path, name: str) -> Iterator[None]:
         raise
     except (*NOT_AS_WRITTEN, RuntimeError) as error:  # RuntimeError: torch, of what is no array
         reason = f"{type(error).__name__}: {error}"
-        raise Damaged(f"{path} is not a record of {name} ({reason}).") from error
+        raise Damaged(f"{path} is not a record of {name} ({reason:.200}).") from error
 
 
 def recorded(found: Sequence[Entry]) -> list[Entry]:
